@@ -1,0 +1,2 @@
+//! Records and map keys that both sides share.
+#![no_std]

@@ -1,0 +1,11 @@
+//! pgiotrace: kernel-side I/O latency tracer for PostgreSQL.
+//!
+//! Data flows one way: [`capture`] (kernel records, `/proc`, PostgreSQL samples) → [`join`] (pure functions) →
+//! [`model`] (what a trace amounts to) → [`present`] (text, JSON, CSV). [`server`] finds the server to trace.
+
+pub mod capture;
+pub mod commands;
+pub mod join;
+pub mod model;
+pub mod present;
+pub mod server;

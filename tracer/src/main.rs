@@ -1,0 +1,3 @@
+//! The binary `pgiotrace`.
+
+fn main() {}

@@ -1,0 +1,14 @@
+//! What a trace amounts to: distributions, I/O aggregates, and the reports made of them.
+//!
+//! Nothing here reads or writes anything; `join` fills these types and `present` shows them.
+
+mod dist;
+mod doctor;
+mod stat;
+
+pub use dist::{Dist, LatencyHistogram};
+pub use doctor::{Check, DoctorReport, Status};
+pub use stat::{
+    Backend, ByMethod, BySource, Device, IoSummary, IoWorker, Ledger, OwnerShare, Overhead, PgAiosLedger,
+    Relation, Stages, StatReport, Target, Window, STAT_SCHEMA,
+};

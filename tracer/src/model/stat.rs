@@ -1,0 +1,268 @@
+//! The report of `pgiotrace stat`, exactly as its JSON is promised.
+//!
+//! Field names are the JSON keys: keys may be added, never renamed. `None` is "not measured" and becomes
+//! `null`; it is never shown as zero.
+
+use serde::Serialize;
+
+use super::Dist;
+
+/// Value of the key `schema` of a `stat` report.
+pub const STAT_SCHEMA: &str = "pgiotrace.stat/1";
+
+/// All that `stat` found out in one window.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StatReport {
+    /// Always [`STAT_SCHEMA`].
+    pub schema: &'static str,
+    /// The server that was traced.
+    pub target: Target,
+    /// When it was traced.
+    pub window: Window,
+    /// Whether what was begun is accounted for.
+    pub ledger: Ledger,
+    /// What the tracer itself cost.
+    pub overhead: Overhead,
+    /// One entry a process that owned reads, busiest first.
+    pub backends: Vec<Backend>,
+    /// One entry an io worker of the server.
+    pub io_workers: Vec<IoWorker>,
+    /// One entry a relation fork that was read, most read first.
+    pub relations: Vec<Relation>,
+    /// One entry a block device.
+    pub devices: Vec<Device>,
+    /// What the reader must know about this report, each in one sentence ("relation names are missing: …").
+    pub notes: Vec<String>,
+}
+
+/// The server that was traced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Target {
+    /// PID of the postmaster, as the tracer sees it.
+    pub postmaster_pid: u32,
+    /// The server's data directory.
+    pub data_directory: String,
+    /// `SHOW server_version` when a connection told it, else the major version from `PG_VERSION`.
+    pub server_version: String,
+    /// `SHOW io_method`; `None` before PostgreSQL 18 or when nobody could be asked.
+    pub io_method: Option<String>,
+}
+
+/// When the trace ran.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Window {
+    /// Wall-clock time of the start, RFC 3339.
+    pub start: String,
+    /// Length in seconds, from the monotonic clock.
+    pub duration_s: f64,
+}
+
+/// The books of a trace: `begun = completed + failed + in_flight + lost`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    /// Reads that ended with their details known (`completed + failed`).
+    pub reads: u64,
+    /// Bytes that those reads returned.
+    pub bytes: u64,
+    /// Server blocks of relations that those reads covered.
+    pub blocks: u64,
+    /// Reads whose owner was read from the I/O itself and validated.
+    pub exact: u64,
+    /// Reads whose owner is the only match among `pg_aios` rows.
+    pub inferred: u64,
+    /// Reads with several possible owners; none is shown.
+    pub ambiguous: u64,
+    /// Reads with no known owner.
+    pub unattributed: u64,
+    /// Reads that the kernel side saw begin.
+    pub begun: u64,
+    /// Reads that ended well, short ones included.
+    pub completed: u64,
+    /// Reads that ended with an error.
+    pub failed: u64,
+    /// Of the completed ones: those that returned fewer bytes than asked.
+    pub short: u64,
+    /// Reads that had not ended when the trace did.
+    pub in_flight: u64,
+    /// Reads whose details were lost (ring or table full). Not zero: the ledger is incomplete.
+    pub lost: u64,
+    /// Reads that took longer than the histograms' range of one hour: counted, not in any percentile.
+    pub beyond_range: u64,
+    /// Whether nothing was lost and the books balance.
+    pub complete: bool,
+    /// Rows sampled from `pg_aios`; `None` when it could not be sampled.
+    pub pg_aios: Option<PgAiosLedger>,
+}
+
+/// How the rows sampled from `pg_aios` compare with the traced reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PgAiosLedger {
+    /// Distinct reads (io_id, generation) seen in the view during the window.
+    pub rows: u64,
+    /// Those that a traced read matches in owner, offset, length and blocks.
+    pub confirmed: u64,
+    /// Those that a traced read of the same io_id and generation contradicts.
+    pub contradicted: u64,
+    /// Those without a traced read: begun before the trace, or not ended with it.
+    pub unmatched: u64,
+}
+
+/// What the tracer cost.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Overhead {
+    /// Mean run time of all programs for one traced read; `None` unless the kernel's BPF statistics are on.
+    pub bpf_ns_per_read: Option<f64>,
+    /// CPU time of all programs; `None` unless the kernel's BPF statistics are on.
+    pub bpf_cpu_s: Option<f64>,
+    /// CPU time of the tracer's own process, user and system.
+    pub tracer_cpu_s: f64,
+    /// Peak resident memory of the tracer's process.
+    pub tracer_max_rss_bytes: u64,
+    /// From the tracer's start until all programs were attached.
+    pub attach_ms: f64,
+}
+
+/// A process that owned reads, whoever executed them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Backend {
+    /// PID as the tracer sees it.
+    pub pid: u32,
+    /// `pg_stat_activity.backend_type`.
+    pub backend_type: Option<String>,
+    /// Leader of the parallel group, where this is a parallel worker.
+    pub leader_pid: Option<u32>,
+    /// Name of the database.
+    pub database: Option<String>,
+    /// Name of the role.
+    pub user: Option<String>,
+    /// `application_name` of the session.
+    pub application_name: Option<String>,
+    /// What it owned.
+    pub io: IoSummary,
+}
+
+/// An io worker, by what it executed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct IoWorker {
+    /// PID as the tracer sees it.
+    pub pid: u32,
+    /// The worker's number, as in its title `io worker N`.
+    pub worker: Option<u32>,
+    /// Share of the window it spent inside reads, 0 to 1.
+    pub busy_ratio: f64,
+    /// For whom it read.
+    pub owners: Vec<OwnerShare>,
+    /// What it executed.
+    pub io: IoSummary,
+}
+
+/// An owner's part of what an io worker executed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OwnerShare {
+    /// The owner; `None` where it is not known.
+    pub pid: Option<u32>,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// One fork of one relation, or one file that is none.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Relation {
+    /// Database; `None` for shared relations and for unknown ones.
+    pub database: Option<String>,
+    /// Schema; `None` until known.
+    pub schema: Option<String>,
+    /// Name; `None` until known. Files that are no relation ("pg_wal", "base/pgsql_tmp") stand in `file`.
+    pub name: Option<String>,
+    /// `main`, `fsm`, `vm`, `init`; `None` for a file that is no relation.
+    pub fork: Option<String>,
+    /// The relfilenode; `None` for a file that is no relation.
+    pub relfilenode: Option<u32>,
+    /// Whether the relation is a temporary one.
+    pub temporary: bool,
+    /// Folder, relative to the data directory, of files that are no relation; `None` for relations.
+    pub file: Option<String>,
+    /// What was read of it.
+    pub io: IoSummary,
+}
+
+/// A block device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Device {
+    /// `major:minor`.
+    pub dev: String,
+    /// Kernel name.
+    pub name: Option<String>,
+    /// Read requests that it completed, whoever wanted them.
+    pub requests: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Queued to issued (Q to D), microseconds.
+    pub block_queue_us: Option<Dist>,
+    /// Issued to completed (D to C), microseconds.
+    pub device_us: Option<Dist>,
+}
+
+/// Aggregate of a set of reads.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct IoSummary {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes that they returned.
+    pub bytes: u64,
+    /// Server blocks of relations.
+    pub blocks: u64,
+    /// Reads by the way they were executed.
+    pub by_method: ByMethod,
+    /// Reads by where the bytes came from; `None` while that is not measured.
+    pub by_source: Option<BySource>,
+    /// The reads' latency; `None` when there are none.
+    pub latency_us: Option<Dist>,
+    /// Where the time went.
+    pub stages_us: Stages,
+    /// Microseconds in which the owner was blocked while a read of its own was in flight.
+    pub exposed_us: Option<f64>,
+    /// Microseconds of reading that overlapped the owner's computation.
+    pub hidden_us: Option<f64>,
+}
+
+/// Reads by the way they were executed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct ByMethod {
+    /// By the owner itself, in a read system call.
+    pub sync: u64,
+    /// By an io worker.
+    pub worker: u64,
+    /// Through io_uring.
+    pub io_uring: u64,
+}
+
+/// Reads by where their bytes came from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct BySource {
+    /// All from the page cache.
+    pub cache: u64,
+    /// All from a device.
+    pub device: u64,
+    /// Some from each.
+    pub mixed: u64,
+}
+
+/// Distributions of the stages of reads, microseconds; `None` where a stage was not measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Stages {
+    /// Staged by the owner until an executor starts.
+    pub pg_queue: Option<Dist>,
+    /// The submitting system call.
+    pub submit: Option<Dist>,
+    /// Page-cache work and copy.
+    pub cache: Option<Dist>,
+    /// Block layer, queued to issued.
+    pub block_queue: Option<Dist>,
+    /// Device, issued to completed.
+    pub device: Option<Dist>,
+    /// Completion until the owner runs.
+    pub wakeup: Option<Dist>,
+}

@@ -1,0 +1,3 @@
+//! Everything that a contributor runs.
+
+fn main() {}
