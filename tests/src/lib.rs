@@ -1,1 +1,38 @@
-//! The harness of the integration suite.
+//! The harness of the integration suite, also used by `cargo xtask demo`: throw-away PostgreSQL clusters and the tracer
+//! beside them.
+//!
+//! What a test needs, in the order it needs it:
+//!
+//! 1. [`PgInstall`]: PostgreSQL's programs, as `cargo xtask setup` found or fetched them;
+//! 2. [`Cluster`]: a server of its own, which is gone with the value, however the test ends;
+//! 3. [`Tracer`]: `pgiotrace` run against that server, with its report parsed.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use pgiotrace_tests::{Cluster, PgInstall, Tracer};
+//!
+//! let cluster = Cluster::builder(PgInstall::v18()?).io_method("worker").start()?;
+//! cluster.pgbench_init(10)?;
+//! cluster.drop_caches()?;
+//! let scan = cluster.psql_command(&["-c", "SELECT count(abalance) FROM pgbench_accounts"]);
+//! let run = Tracer::stat(&cluster).run(&scan)?;
+//! assert_eq!(run.report()?["ledger"]["lost"], 0);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod cache;
+mod cluster;
+mod folder;
+mod install;
+mod process;
+mod sandbox;
+mod tracer;
+mod user;
+
+pub use cluster::{Cluster, ClusterBuilder, Kept, StopMode};
+pub use folder::{remove_everything, sweep_stale};
+pub use install::{Kind, PgInstall, STAMP};
+pub use process::wait_timeout;
+pub use tracer::{Finished, Running, Tracer, tracer_binary};
+pub use user::{drop_caches, elevated, is_root};

@@ -1,2 +1,372 @@
-//! Records and map keys that both sides share.
+//! What the kernel side and userspace agree on: records, map values, counters, and the layout of PostgreSQL's
+//! I/O handle.
+//!
+//! Compiled for both sides. Every type is `repr(C)` without hidden padding, and its size is asserted.
+
 #![no_std]
+
+pub mod handle;
+mod histogram;
+
+pub use histogram::{BUCKETS, Histogram, bucket_bounds, bucket_of};
+
+/// Names of the maps in the kernel object.
+pub mod maps {
+    /// [`super::Cluster`], one entry.
+    pub const CLUSTER: &str = "CLUSTER";
+    /// TGID → [`super::Process`]: the processes of the traced cluster.
+    pub const PROCESSES: &str = "PROCESSES";
+    /// `MyProcNumber` → TGID.
+    pub const OWNERS: &str = "OWNERS";
+    /// Thread → [`super::Begun`]: reads inside a system call.
+    pub const SYSCALL_READS: &str = "SYSCALL_READS";
+    /// `io_kiocb` address → [`super::Begun`]: reads inside io_uring.
+    pub const IO_URING_READS: &str = "IO_URING_READS";
+    /// `request` address → [`super::Request`]: requests inside the block layer.
+    pub const REQUESTS: &str = "REQUESTS";
+    /// [`super::GroupKey`] → [`super::Group`]: counts and latencies per owner, executor and method.
+    pub const GROUPS: &str = "GROUPS";
+    /// Device number → [`super::DeviceGroup`].
+    pub const DEVICES: &str = "DEVICES";
+    /// [`super::Counter`] → u64, per CPU.
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Ring buffer of [`super::ReadRecord`] and [`super::ProcessRecord`].
+    pub const RECORDS: &str = "RECORDS";
+}
+
+/// Offsets in the running kernel's structures, filled in from its BTF when the object is loaded.
+pub mod globals {
+    /// What a member's offset is when the running kernel has no such member.
+    pub const ABSENT: u32 = u32::MAX;
+
+    /// (global in the kernel object, structure, path of members) of every offset that the kernel side needs.
+    pub const OFFSETS: [(&str, &str, &str); 20] = [
+        ("TASK_TGID", "task_struct", "tgid"),
+        ("TASK_FILES", "task_struct", "files"),
+        ("FILES_FDT", "files_struct", "fdt"),
+        ("FDTABLE_MAX_FDS", "fdtable", "max_fds"),
+        ("FDTABLE_FD", "fdtable", "fd"),
+        ("FILE_INODE", "file", "f_inode"),
+        ("INODE_MODE", "inode", "i_mode"),
+        ("INODE_INO", "inode", "i_ino"),
+        ("INODE_GENERATION", "inode", "i_generation"),
+        ("INODE_SB", "inode", "i_sb"),
+        ("SB_DEV", "super_block", "s_dev"),
+        ("KIOCB_OPCODE", "io_kiocb", "opcode"),
+        ("KIOCB_USER_DATA", "io_kiocb", "cqe.user_data"),
+        ("KIOCB_FD", "io_kiocb", "cqe.fd"),
+        ("REQUEST_CMD_FLAGS", "request", "cmd_flags"),
+        ("REQUEST_DATA_LEN", "request", "__data_len"),
+        ("REQUEST_QUEUE", "request", "q"),
+        ("QUEUE_DISK", "request_queue", "disk"),
+        ("DISK_MAJOR", "gendisk", "major"),
+        ("DISK_FIRST_MINOR", "gendisk", "first_minor"),
+    ];
+}
+
+/// [`Begun::offset`] of a call that names none (`read`, `readv`).
+pub const OFFSET_OF_FILE_POSITION: u64 = u64::MAX;
+
+/// Where the traced cluster keeps its I/O handles. Userspace rewrites it when shared memory is new.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// Address of the first `PgAioHandle`; 0: do not look for handles.
+    pub handles: u64,
+    /// Address of the first `struct iovec` of the handles.
+    pub iovecs: u64,
+    /// Address of the variable `MyProcNumber` in every process of the cluster; 0: not known.
+    pub my_proc_number: u64,
+    /// Number of handles.
+    pub handle_count: u32,
+    /// Number of iovecs.
+    pub iovec_count: u32,
+    /// Consecutive iovecs that each handle owns (`io_max_combine_limit`).
+    pub iovecs_per_handle: u32,
+    /// TGID of the postmaster; processes that it forks join the set.
+    pub postmaster_tgid: u32,
+}
+
+/// A process of the cluster.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its `MyProcNumber`, -1 until it has one.
+    pub proc_number: i32,
+    /// Explicit padding.
+    pub reserved: u32,
+}
+
+/// One use of an I/O handle, as read from the handle while its read was being executed.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandleUse {
+    /// `PgAioHandle.generation`.
+    pub generation: u64,
+    /// Number of the handle.
+    pub io_id: u32,
+    /// `PgAioHandle.owner_procno`.
+    pub owner_proc_number: i32,
+    /// Tablespace.
+    pub tablespace_oid: u32,
+    /// Database; 0 for shared relations.
+    pub database_oid: u32,
+    /// `relNumber`.
+    pub relfilenumber: u32,
+    /// First block, counted from the start of the relation.
+    pub block: u32,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Fork number.
+    pub fork: u8,
+    /// 1: a temporary relation.
+    pub is_temp: u8,
+    /// `PgAioHandle.flags`.
+    pub flags: u8,
+    /// Explicit padding.
+    pub reserved: u8,
+}
+
+/// A read that has begun.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub start_ns: u64,
+    /// Offset asked for; [`OFFSET_OF_FILE_POSITION`] when the call names none.
+    pub offset: u64,
+    /// Bytes asked for; 0 when only the result tells.
+    pub length: u64,
+    /// Inode number, when there is no handle.
+    pub inode: u64,
+    /// `super_block.s_dev` of that inode (kernel encoding: major << 20 | minor).
+    pub device: u32,
+    /// `inode.i_generation`, so that a reused inode number is not mistaken for the old file.
+    pub inode_generation: u32,
+    /// File descriptor in the executing process; -1 when not known.
+    pub fd: i32,
+    /// TGID that called the kernel: the executor of a system call, the submitter of an io_uring request.
+    pub caller_tgid: u32,
+    /// TGID of the owner; 0 when not known.
+    pub owner_tgid: u32,
+    /// Bits of [`flags`].
+    pub flags: u32,
+    /// Valid when [`flags::HANDLE`] is set.
+    pub handle: HandleUse,
+}
+
+/// Bits of [`Begun::flags`].
+pub mod flags {
+    /// A handle was found and validated.
+    pub const HANDLE: u32 = 1;
+    /// A candidate for a handle was found and failed validation.
+    pub const HANDLE_REJECTED: u32 = 2;
+    /// Submitted through io_uring.
+    pub const IO_URING: u32 = 4;
+    /// Handed to an io-wq thread.
+    pub const PUNTED: u32 = 8;
+}
+
+/// Kind of a record in the ring: the first four bytes of each.
+pub mod kind {
+    /// [`super::ReadRecord`].
+    pub const READ: u32 = 1;
+    /// [`super::ProcessRecord`]: a process joined the cluster.
+    pub const FORK: u32 = 2;
+    /// [`super::ProcessRecord`]: a process of the cluster ended.
+    pub const EXIT: u32 = 3;
+}
+
+/// A read that has ended.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadRecord {
+    /// [`kind::READ`].
+    pub kind: u32,
+    /// TGID of the process in whose context it was executed.
+    pub executor_tgid: u32,
+    /// Thread of that process; 0 when an io-wq thread executed it and which one is not known.
+    pub executor_tid: u32,
+    /// Explicit padding.
+    pub reserved: u32,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub end_ns: u64,
+    /// Bytes, or a negative errno.
+    pub result: i64,
+    /// How it began.
+    pub begun: Begun,
+}
+
+/// A process joined or left the cluster.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessRecord {
+    /// [`kind::FORK`] or [`kind::EXIT`].
+    pub kind: u32,
+    /// Its TGID.
+    pub tgid: u32,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub at_ns: u64,
+}
+
+/// How a read was executed.
+pub mod method {
+    /// By its owner, in a read system call.
+    pub const SYNC: u32 = 0;
+    /// By another process of the cluster.
+    pub const WORKER: u32 = 1;
+    /// Through io_uring.
+    pub const IO_URING: u32 = 2;
+}
+
+/// Reads of one owner, executed by one process, in one way.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GroupKey {
+    /// Owner; 0 when not known.
+    pub owner_tgid: u32,
+    /// Executor.
+    pub executor_tgid: u32,
+    /// One of [`method`].
+    pub method: u32,
+}
+
+/// Counts and latencies of a group, complete even when the ring was full.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Reads that ended well.
+    pub completed: u64,
+    /// Reads that ended with an error.
+    pub failed: u64,
+    /// Bytes returned.
+    pub bytes: u64,
+    /// Blocks of relations, from handles.
+    pub blocks: u64,
+    /// Latencies.
+    pub latency: Histogram,
+}
+
+impl Group {
+    /// Nothing yet.
+    pub const EMPTY: Self = Self { completed: 0, failed: 0, bytes: 0, blocks: 0, latency: Histogram::EMPTY };
+}
+
+/// A read request inside the block layer.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// Queued, `CLOCK_MONOTONIC` nanoseconds.
+    pub queued_ns: u64,
+    /// Issued to the driver; 0: not yet.
+    pub issued_ns: u64,
+    /// Bytes completed so far: a request may complete in parts.
+    pub done_bytes: u64,
+}
+
+/// Read requests of one device, whoever wanted them.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceGroup {
+    /// Completed requests.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Queued to issued.
+    pub queue: Histogram,
+    /// Issued to completed.
+    pub service: Histogram,
+}
+
+impl DeviceGroup {
+    /// Nothing yet.
+    pub const EMPTY: Self =
+        Self { requests: 0, bytes: 0, queue: Histogram::EMPTY, service: Histogram::EMPTY };
+}
+
+/// Indexes of the counters that the kernel side keeps per CPU.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Reads seen to begin.
+    Begun = 0,
+    /// Reads that ended well.
+    Completed = 1,
+    /// Reads that ended with an error.
+    Failed = 2,
+    /// Of the completed ones: fewer bytes than asked.
+    Short = 3,
+    /// Reads that ended, whose record the ring had no room for.
+    RingFull = 4,
+    /// Reads that began, but could not be followed because a table was full.
+    TableFull = 5,
+    /// Reads that ended, but are in no group because the table of groups was full.
+    GroupsFull = 6,
+    /// Candidates for a handle that failed validation.
+    CandidateRejected = 7,
+    /// Candidates for a handle whose memory could not be read.
+    CandidateUnreadable = 8,
+    /// Process records that the ring had no room for.
+    ProcessRecordLost = 9,
+    /// Processes that the set had no room for.
+    ProcessesFull = 10,
+    /// Completed reads without a ring record, by failure.
+    FailedRingFull = 11,
+}
+
+/// Number of counters.
+pub const COUNTER_COUNT: u32 = 12;
+
+const _: () = {
+    assert!(size_of::<Cluster>() == 40);
+    assert!(size_of::<Process>() == 8);
+    assert!(size_of::<HandleUse>() == 40);
+    assert!(size_of::<Begun>() == 96);
+    assert!(size_of::<ReadRecord>() == 128);
+    assert!(size_of::<ProcessRecord>() == 16);
+    assert!(size_of::<GroupKey>() == 12);
+    assert!(size_of::<Request>() == 24);
+    assert!(size_of::<Histogram>() == 16 + 4 * BUCKETS);
+    assert!(size_of::<Group>() == 32 + size_of::<Histogram>());
+    assert!(size_of::<DeviceGroup>() == 16 + 2 * size_of::<Histogram>());
+};

@@ -1,3 +1,82 @@
-//! The kernel side.
+//! The kernel side: maps and program entry points. What each program does stands in the module of its stage.
+
 #![no_std]
 #![no_main]
+// Inline assembly for the target is how atomic additions are written there: see `atomic`.
+#![feature(asm_experimental_arch)]
+#![expect(
+    missing_docs,
+    reason = "a binary has no callers; the macros that make the programs drop their docs"
+)]
+
+mod atomic;
+mod block;
+mod counters;
+mod finish;
+mod handles;
+mod io_uring;
+mod kernel;
+mod maps;
+mod process;
+mod syscall;
+
+use aya_ebpf::{
+    macros::{btf_tracepoint, raw_tracepoint},
+    programs::{BtfTracePointContext, RawTracePointContext},
+};
+
+/// Defines one stage's two programs, for a BTF tracepoint and for the raw tracepoint of the same arguments.
+macro_rules! programs {
+    ($($(#[$doc:meta])* $name:ident, $raw_name:ident => $stage:path;)*) => {$(
+        $(#[$doc])*
+        #[btf_tracepoint]
+        pub fn $name(ctx: BtfTracePointContext) -> i32 {
+            $stage(&kernel::Args::Btf(ctx));
+            0
+        }
+
+        $(#[$doc])*
+        #[raw_tracepoint]
+        pub fn $raw_name(ctx: RawTracePointContext) -> i32 {
+            $stage(&kernel::Args::Raw(ctx));
+            0
+        }
+    )*};
+}
+
+programs! {
+    /// A system call begins: `sys_enter(struct pt_regs *regs, long id)`.
+    sys_enter, sys_enter_raw => syscall::enter;
+    /// A system call ends: `sys_exit(struct pt_regs *regs, long ret)`.
+    sys_exit, sys_exit_raw => syscall::exit;
+    /// `sched_process_fork(struct task_struct *parent, struct task_struct *child)`.
+    process_fork, process_fork_raw => process::fork;
+    /// `sched_process_exit(struct task_struct *p, …)`.
+    process_exit, process_exit_raw => process::exit;
+    /// `io_uring_submit_req(struct io_kiocb *req)`; until 6.2 `io_uring_submit_sqe(req, bool force_nonblock)`.
+    io_uring_submit, io_uring_submit_raw => io_uring::submit;
+    /// `io_uring_queue_async_work(struct io_kiocb *req, int rw)`.
+    io_uring_punt, io_uring_punt_raw => io_uring::punt;
+    /// `io_uring_complete(struct io_ring_ctx *ctx, void *req, struct io_uring_cqe *cqe)`.
+    io_uring_done_cqe, io_uring_done_cqe_raw => io_uring::complete_cqe;
+    /// Before that: `io_uring_complete(void *ctx, void *req, u64 user_data, int res, unsigned cflags, …)`.
+    io_uring_done_res, io_uring_done_res_raw => io_uring::complete_res;
+    /// `block_io_start(struct request *rq)`; before 6.5 `block_getrq(struct bio *bio)` has no request.
+    block_queue, block_queue_raw => block::queued;
+    /// `block_rq_issue(struct request *rq)`.
+    block_issue, block_issue_raw => block::issued;
+    /// `block_rq_complete(struct request *rq, blk_status_t error, unsigned int nr_bytes)`.
+    block_done, block_done_raw => block::completed;
+}
+
+/// The licence that the kernel asks for; the GPL part opens the helpers that read memory.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    // SAFETY: every access in these programs is bounds-checked by construction; the verifier refuses a program
+    // from which this could be reached.
+    unsafe { core::hint::unreachable_unchecked() }
+}

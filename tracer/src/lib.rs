@@ -4,6 +4,7 @@
 //! [`model`] (what a trace amounts to) → [`present`] (text, JSON, CSV). [`server`] finds the server to trace.
 
 pub mod capture;
+pub mod cli;
 pub mod commands;
 pub mod join;
 pub mod model;

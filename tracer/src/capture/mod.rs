@@ -1,1 +1,2 @@
-//! TODO
+//! Capture.
+pub mod kernel;

@@ -128,7 +128,8 @@ mod tests {
         let dist = histogram.dist().expect("values were recorded");
         assert_eq!((dist.count, dist.max), (1_000, 1_000.0));
         assert!((dist.mean - 500.5).abs() < 1e-9, "the mean is exact: {}", dist.mean);
-        for (found, expected) in [(dist.p50, 500.0), (dist.p90, 900.0), (dist.p99, 990.0), (dist.p999, 999.0)] {
+        for (found, expected) in [(dist.p50, 500.0), (dist.p90, 900.0), (dist.p99, 990.0), (dist.p999, 999.0)]
+        {
             assert!((found - expected).abs() / expected < 1e-3, "{found} is not {expected}");
         }
     }

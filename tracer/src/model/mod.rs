@@ -9,6 +9,6 @@ mod stat;
 pub use dist::{Dist, LatencyHistogram};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
-    Backend, ByMethod, BySource, Device, IoSummary, IoWorker, Ledger, OwnerShare, Overhead, PgAiosLedger,
-    Relation, Stages, StatReport, Target, Window, STAT_SCHEMA,
+    Backend, ByMethod, BySource, Device, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger,
+    Relation, STAT_SCHEMA, Stages, StatReport, Target, Window,
 };

@@ -1,0 +1,95 @@
+//! Read requests in the block layer, per device, whoever wanted them.
+//!
+//! The block layer's own times are cached per plug since 6.9, so each event takes its own.
+
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use pgiotrace_ebpf::{DeviceGroup, Request};
+
+use crate::{
+    finish::{add, add_latency},
+    kernel::{
+        Args, DISK_FIRST_MINOR, DISK_MAJOR, QUEUE_DISK, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN, REQUEST_QUEUE,
+    },
+    maps::{DEVICES, REQUESTS},
+};
+
+/// `REQ_OP_MASK` and `REQ_OP_READ` (`include/linux/blk_types.h`).
+const REQ_OP_MASK: u32 = 0xff;
+const REQ_OP_READ: u32 = 0;
+
+/// What a device starts from: too large for a program's stack.
+static EMPTY_DEVICE: DeviceGroup = DeviceGroup::EMPTY;
+
+#[inline(always)]
+fn is_read(request: u64) -> bool {
+    REQUEST_CMD_FLAGS.read::<u32>(request).is_some_and(|flags| flags & REQ_OP_MASK == REQ_OP_READ)
+}
+
+/// A request is made (Q).
+#[inline(always)]
+pub fn queued(args: &Args) {
+    let request = args.get(0);
+    if !is_read(request) {
+        return;
+    }
+    // SAFETY: a helper without preconditions.
+    let queued_ns = unsafe { bpf_ktime_get_ns() };
+    let _ = REQUESTS.insert(request, Request { queued_ns, issued_ns: 0, done_bytes: 0 }, 0);
+}
+
+/// A request goes to the driver (D).
+#[inline(always)]
+pub fn issued(args: &Args) {
+    if let Some(request) = REQUESTS.get_ptr_mut(args.get(0)) {
+        // SAFETY: the request is in flight, so its entry lives; a request is issued by one CPU at a time.
+        unsafe { (*request).issued_ns = bpf_ktime_get_ns() };
+    }
+}
+
+/// A request, or a part of it, completes (C).
+#[inline(always)]
+pub fn completed(args: &Args) {
+    let address = args.get(0);
+    let Some(request) = REQUESTS.get_ptr_mut(address) else { return };
+    // SAFETY: the request is in flight, so its entry lives; a request completes on one CPU at a time.
+    let request = unsafe { &mut *request };
+    let part = args.get(2) & 0xffff_ffff;
+    // `__data_len` still holds what is left, this part included (`blk_update_request`, `block/blk-mq.c`).
+    let left = REQUEST_DATA_LEN.read::<u32>(address).map_or(0, u64::from);
+    request.done_bytes += part;
+    if part < left {
+        return;
+    }
+    // SAFETY: a helper without preconditions.
+    let done_ns = unsafe { bpf_ktime_get_ns() };
+    if request.issued_ns != 0
+        && let Some(device) = device_of(address)
+        && let Some(group) = device_group(device)
+    {
+        add(&raw mut group.requests, 1);
+        add(&raw mut group.bytes, request.done_bytes);
+        add_latency(&mut group.queue, request.issued_ns.saturating_sub(request.queued_ns));
+        add_latency(&mut group.service, done_ns.saturating_sub(request.issued_ns));
+    }
+    let _ = REQUESTS.remove(address);
+}
+
+/// The disk's number as the kernel encodes it (`MKDEV`, `include/linux/kdev_t.h`).
+#[inline(always)]
+fn device_of(request: u64) -> Option<u32> {
+    let disk: u64 = QUEUE_DISK.read(REQUEST_QUEUE.read(request)?)?;
+    let major: u32 = DISK_MAJOR.read(disk)?;
+    let first_minor: u32 = DISK_FIRST_MINOR.read(disk)?;
+    Some((major << 20) | first_minor)
+}
+
+#[inline(always)]
+fn device_group(device: u32) -> Option<&'static mut DeviceGroup> {
+    let group = DEVICES.get_ptr_mut(device).or_else(|| {
+        // BPF_NOEXIST (1), as for groups of reads.
+        let _ = DEVICES.insert(device, &EMPTY_DEVICE, 1);
+        DEVICES.get_ptr_mut(device)
+    })?;
+    // SAFETY: devices are never removed; members are changed atomically.
+    Some(unsafe { &mut *group })
+}

@@ -1,0 +1,103 @@
+//! Finding PostgreSQL's I/O handle from what a system call or an io_uring request carries, and validating it.
+
+use aya_ebpf::helpers::bpf_probe_read_user_buf;
+use pgiotrace_ebpf::{Cluster, Counter, HandleUse, handle};
+
+use crate::counters::count;
+
+/// What the caller knows of the I/O; a handle that disagrees is not its handle.
+pub struct Expected {
+    /// File descriptor.
+    pub fd: i32,
+    /// Offset in the file; `None` when the caller does not know it.
+    pub offset: Option<u64>,
+    /// Number of iovecs; `None` when the caller does not know it.
+    pub iov_length: Option<u16>,
+}
+
+/// The 144 bytes of a handle, aligned for its u64 members.
+#[repr(C, align(8))]
+struct Bytes([u8; handle::SIZE]);
+
+impl Bytes {
+    #[inline(always)]
+    fn u32(&self, at: usize) -> u32 {
+        // SAFETY: every offset in `handle` is aligned to its member and ends within SIZE.
+        unsafe { *self.0.as_ptr().add(at).cast() }
+    }
+
+    #[inline(always)]
+    fn u64(&self, at: usize) -> u64 {
+        // SAFETY: as above.
+        unsafe { *self.0.as_ptr().add(at).cast() }
+    }
+
+    #[inline(always)]
+    fn u16(&self, at: usize) -> u16 {
+        // SAFETY: as above.
+        unsafe { *self.0.as_ptr().add(at).cast() }
+    }
+}
+
+/// The number of the handle at an address, or `None` when no handle starts there.
+#[inline(always)]
+pub fn io_id_at(cluster: &Cluster, address: u64) -> Option<u32> {
+    let distance = address.wrapping_sub(cluster.handles);
+    let size = handle::SIZE as u64;
+    if cluster.handles == 0 || distance >= u64::from(cluster.handle_count) * size || distance % size != 0 {
+        return None;
+    }
+    Some((distance / size) as u32)
+}
+
+/// The number of the handle that owns the iovec at an address, or `None` when no handle's first one lies there.
+#[inline(always)]
+pub fn io_id_of_iovec(cluster: &Cluster, address: u64) -> Option<u32> {
+    let distance = address.wrapping_sub(cluster.iovecs);
+    let size = handle::IOVEC_SIZE as u64 * u64::from(cluster.iovecs_per_handle);
+    let end = u64::from(cluster.iovec_count) * handle::IOVEC_SIZE as u64;
+    if cluster.handles == 0 || size == 0 || distance >= end || distance % size != 0 {
+        return None;
+    }
+    Some((distance / size) as u32)
+}
+
+/// Reads a handle and accepts it only if it describes the very read that the caller sees.
+///
+/// A handle whose read is being executed is in the state SUBMITTED (`pgaio_io_prepare_submit`,
+/// `src/backend/storage/aio/aio.c`), and holds the executing process's own descriptor
+/// (`pgaio_io_reopen` in an io worker).
+#[inline(always)]
+pub fn validate(cluster: &Cluster, io_id: u32, expected: &Expected) -> Option<HandleUse> {
+    let address = cluster.handles + u64::from(io_id) * handle::SIZE as u64;
+    let mut bytes = Bytes([0; handle::SIZE]);
+    // SAFETY: the helper checks the address itself and fails for what is not resident.
+    if unsafe { bpf_probe_read_user_buf(address as *const u8, &mut bytes.0) }.is_err() {
+        count(Counter::CandidateUnreadable);
+        return None;
+    }
+    let fits = bytes.0[handle::STATE] == handle::STATE_SUBMITTED
+        && bytes.0[handle::OP] == handle::OP_READV
+        && bytes.0[handle::TARGET] == handle::TARGET_SMGR
+        && bytes.u32(handle::FD) as i32 == expected.fd
+        && expected.offset.is_none_or(|offset| bytes.u64(handle::OFFSET) == offset)
+        && expected.iov_length.is_none_or(|length| bytes.u16(handle::IOV_LENGTH) == length);
+    if !fits {
+        count(Counter::CandidateRejected);
+        return None;
+    }
+    Some(HandleUse {
+        generation: bytes.u64(handle::GENERATION),
+        io_id,
+        owner_proc_number: bytes.u32(handle::OWNER_PROCNO) as i32,
+        tablespace_oid: bytes.u32(handle::SPC_OID),
+        database_oid: bytes.u32(handle::DB_OID),
+        relfilenumber: bytes.u32(handle::REL_NUMBER),
+        block: bytes.u32(handle::BLOCK_NUM),
+        blocks: bytes.u32(handle::NBLOCKS),
+        fork: bytes.0[handle::FORK_NUM],
+        is_temp: bytes.0[handle::IS_TEMP] & 1,
+        flags: bytes.0[handle::FLAGS],
+        reserved: 0,
+    })
+}

@@ -1,0 +1,68 @@
+//! Access to tracepoint arguments and to the running kernel's structures.
+
+use aya_ebpf::{
+    Global,
+    helpers::bpf_probe_read_kernel,
+    programs::{BtfTracePointContext, RawTracePointContext},
+};
+use pgiotrace_ebpf::globals::ABSENT;
+
+/// Arguments of a tracepoint, however the program is attached.
+pub enum Args {
+    /// Attached as a BTF tracepoint.
+    Btf(BtfTracePointContext),
+    /// Attached as a raw tracepoint.
+    Raw(RawTracePointContext),
+}
+
+impl Args {
+    /// The `n`th argument of the tracepoint's `TP_PROTO`.
+    #[inline(always)]
+    pub fn get(&self, n: usize) -> u64 {
+        match self {
+            Self::Btf(ctx) => ctx.arg(n),
+            Self::Raw(ctx) => ctx.arg(n),
+        }
+    }
+}
+
+/// Offset of a structure's member, resolved by userspace from the running kernel's BTF.
+pub struct Offset(Global<u32>);
+
+impl Offset {
+    /// Not resolved yet.
+    pub const fn unresolved() -> Self {
+        Self(Global::new(ABSENT))
+    }
+
+    /// Reads the member of type `T` of the structure at `base`; `None` where the kernel has no such member or
+    /// the memory cannot be read.
+    #[inline(always)]
+    pub fn read<T>(&self, base: u64) -> Option<T> {
+        let offset = self.0.load();
+        if offset == ABSENT {
+            return None;
+        }
+        read(base + u64::from(offset))
+    }
+}
+
+/// Reads kernel memory.
+#[inline(always)]
+pub fn read<T>(address: u64) -> Option<T> {
+    // SAFETY: the helper checks the address itself and fails for what is not mapped.
+    unsafe { bpf_probe_read_kernel(address as *const T) }.ok()
+}
+
+macro_rules! offsets {
+    ($($name:ident),* $(,)?) => {
+        $(#[unsafe(no_mangle)] pub static $name: Offset = Offset::unresolved();)*
+    };
+}
+
+offsets! {
+    TASK_TGID, TASK_FILES, FILES_FDT, FDTABLE_MAX_FDS, FDTABLE_FD, FILE_INODE,
+    INODE_MODE, INODE_INO, INODE_GENERATION, INODE_SB, SB_DEV,
+    KIOCB_OPCODE, KIOCB_USER_DATA, KIOCB_FD,
+    REQUEST_CMD_FLAGS, REQUEST_DATA_LEN, REQUEST_QUEUE, QUEUE_DISK, DISK_MAJOR, DISK_FIRST_MINOR,
+}

@@ -1,0 +1,28 @@
+//! The maps. Sizes here are for a small server; userspace sets them from the server's own settings at load.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, PerCpuArray, RingBuf},
+};
+use pgiotrace_ebpf::{Begun, COUNTER_COUNT, Cluster, DeviceGroup, Group, GroupKey, Process, Request};
+
+#[map]
+pub static CLUSTER: Array<Cluster> = Array::with_max_entries(1, 0);
+#[map]
+pub static PROCESSES: HashMap<u32, Process> = HashMap::with_max_entries(1024, 0);
+#[map]
+pub static OWNERS: Array<u32> = Array::with_max_entries(1024, 0);
+#[map]
+pub static SYSCALL_READS: HashMap<u32, Begun> = HashMap::with_max_entries(1024, 0);
+#[map]
+pub static IO_URING_READS: HashMap<u64, Begun> = HashMap::with_max_entries(8192, 0);
+#[map]
+pub static REQUESTS: HashMap<u64, Request> = HashMap::with_max_entries(16384, 0);
+#[map]
+pub static GROUPS: HashMap<GroupKey, Group> = HashMap::with_max_entries(1024, 0);
+#[map]
+pub static DEVICES: HashMap<u32, DeviceGroup> = HashMap::with_max_entries(64, 0);
+#[map]
+pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_COUNT, 0);
+#[map]
+pub static RECORDS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);

@@ -1,0 +1,109 @@
+//! Which processes belong to the traced cluster, and who owns which slot of PostgreSQL's process array.
+
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_user, generated::bpf_ktime_get_ns};
+use pgiotrace_ebpf::{Cluster, Counter, Process, ProcessRecord, kind};
+
+use crate::{
+    counters::count,
+    kernel::{Args, TASK_TGID},
+    maps::{CLUSTER, OWNERS, PROCESSES, RECORDS},
+};
+
+/// The current thread: (TGID, thread id).
+#[inline(always)]
+pub fn current() -> (u32, u32) {
+    let both = bpf_get_current_pid_tgid();
+    ((both >> 32) as u32, both as u32)
+}
+
+/// The cluster's entry for a process; `None` for every process outside, after this one look-up.
+#[inline(always)]
+pub fn of_cluster(tgid: u32) -> Option<*mut Process> {
+    PROCESSES.get_ptr_mut(tgid)
+}
+
+/// Where the cluster keeps its handles.
+#[inline(always)]
+pub fn cluster() -> Option<&'static Cluster> {
+    CLUSTER.get(0)
+}
+
+/// The process's `MyProcNumber`, learned once from the process itself.
+///
+/// A backend reads its database's `pg_filenode.map` (`load_relmap_file`, `src/backend/utils/cache/relmapper.c`)
+/// after `InitProcess` gave it the number and before it can start any I/O of its own, so the number is known by
+/// the time anyone executes a read for it.
+#[inline(always)]
+pub fn learn_proc_number(tgid: u32, process: *mut Process, cluster: &Cluster) -> i32 {
+    // SAFETY: `process` is a live map value; the set's entry is removed only by its own process's exit.
+    let known = unsafe { (*process).proc_number };
+    if known >= 0 || cluster.my_proc_number == 0 {
+        return known;
+    }
+    // SAFETY: the helper checks the address itself.
+    let Ok(number) = (unsafe { bpf_probe_read_user(cluster.my_proc_number as *const i32) }) else {
+        return -1;
+    };
+    if number >= 0 && OWNERS.set(number as u32, tgid, 0).is_ok() {
+        // SAFETY: as above.
+        unsafe { (*process).proc_number = number };
+    }
+    number
+}
+
+/// The TGID that holds a slot of the process array; 0 when that is not known.
+#[inline(always)]
+pub fn owner_of(proc_number: i32) -> u32 {
+    OWNERS.get(proc_number as u32).copied().unwrap_or(0)
+}
+
+/// A task forks: the postmaster's children join the set.
+#[inline(always)]
+pub fn fork(args: &Args) {
+    let Some(cluster) = cluster() else { return };
+    let (parent, _) = current();
+    if parent != cluster.postmaster_tgid {
+        return;
+    }
+    let Some(child) = TASK_TGID.read::<u32>(args.get(1)) else { return };
+    if child == parent {
+        return;
+    }
+    let process = Process { proc_number: -1, reserved: 0 };
+    if PROCESSES.insert(child, process, 0).is_err() {
+        count(Counter::ProcessesFull);
+        return;
+    }
+    announce(kind::FORK, child);
+}
+
+/// A task ends: a process of the set leaves it, with what it had open.
+#[inline(always)]
+pub fn exit(_args: &Args) {
+    let (tgid, tid) = current();
+    let Some(process) = of_cluster(tgid) else { return };
+    // Backends have one thread of their own; the others that share the TGID are io-wq threads.
+    if tid != tgid {
+        return;
+    }
+    // SAFETY: a live map value, removed below by this very program.
+    let number = unsafe { (*process).proc_number };
+    if number >= 0 && owner_of(number) == tgid {
+        let _ = OWNERS.set(number as u32, 0, 0);
+    }
+    let _ = PROCESSES.remove(tgid);
+    announce(kind::EXIT, tgid);
+}
+
+/// Tells userspace that a process joined or left.
+#[inline(always)]
+fn announce(kind: u32, tgid: u32) {
+    let Some(mut entry) = RECORDS.reserve::<ProcessRecord>(0) else {
+        count(Counter::ProcessRecordLost);
+        return;
+    };
+    // SAFETY: a helper without preconditions.
+    let at_ns = unsafe { bpf_ktime_get_ns() };
+    entry.write(ProcessRecord { kind, tgid, at_ns });
+    entry.submit(0);
+}

@@ -1,0 +1,231 @@
+//! Reads inside a system call: by a backend itself, or by an io worker.
+
+use aya_ebpf::{
+    bindings::pt_regs,
+    helpers::generated::{bpf_get_current_task, bpf_ktime_get_ns},
+};
+use pgiotrace_ebpf::{Begun, Cluster, Counter, HandleUse, OFFSET_OF_FILE_POSITION, flags};
+
+use crate::{
+    counters::count,
+    finish::{self, Ended},
+    handles::{self, Expected},
+    kernel::{
+        self, Args, FDTABLE_FD, FDTABLE_MAX_FDS, FILE_INODE, FILES_FDT, INODE_GENERATION, INODE_INO,
+        INODE_MODE, INODE_SB, SB_DEV, TASK_FILES,
+    },
+    maps::SYSCALL_READS,
+    process,
+};
+
+/// System call numbers (`arch/x86/entry/syscalls/syscall_64.tbl`).
+#[cfg(bpf_target_arch = "x86_64")]
+mod number {
+    pub const READ: u64 = 0;
+    pub const PREAD64: u64 = 17;
+    pub const READV: u64 = 19;
+    pub const PREADV: u64 = 295;
+    pub const PREADV2: u64 = 327;
+}
+
+/// System call numbers (`include/uapi/asm-generic/unistd.h`).
+#[cfg(bpf_target_arch = "aarch64")]
+mod number {
+    pub const READ: u64 = 63;
+    pub const READV: u64 = 65;
+    pub const PREAD64: u64 = 67;
+    pub const PREADV: u64 = 69;
+    pub const PREADV2: u64 = 286;
+}
+
+/// `S_IFMT` and `S_IFREG` (`include/uapi/linux/stat.h`).
+const S_IFMT: u16 = 0o170_000;
+const S_IFREG: u16 = 0o100_000;
+
+/// Registers that a callee preserves, so that a handle's address lives on in one of them across the system call.
+#[cfg(bpf_target_arch = "x86_64")]
+const PRESERVED: usize = 6;
+#[cfg(bpf_target_arch = "aarch64")]
+const PRESERVED: usize = 10;
+
+/// The arguments of a read system call.
+struct Call {
+    fd: i32,
+    /// Buffer, or array of iovecs.
+    address: u64,
+    /// Bytes, or number of iovecs.
+    length: u64,
+    offset: u64,
+    vectored: bool,
+}
+
+#[inline(always)]
+const fn is_read(number: u64) -> bool {
+    matches!(number, number::READ | number::PREAD64 | number::READV | number::PREADV | number::PREADV2)
+}
+
+/// A system call begins.
+#[inline(always)]
+pub fn enter(args: &Args) {
+    let number = args.get(1);
+    if !is_read(number) {
+        return;
+    }
+    let (tgid, tid) = process::current();
+    let Some(process) = process::of_cluster(tgid) else { return };
+    let (Some(cluster), Some(regs)) = (process::cluster(), kernel::read::<pt_regs>(args.get(0))) else {
+        return;
+    };
+    let proc_number = process::learn_proc_number(tgid, process, cluster);
+    let call = decode(number, &regs);
+    let Some(begun) = begin(cluster, &call, &regs, tgid, proc_number) else { return };
+    count(Counter::Begun);
+    if SYSCALL_READS.insert(tid, begun, 0).is_err() {
+        count(Counter::TableFull);
+    }
+}
+
+/// A system call ends.
+#[inline(always)]
+pub fn exit(args: &Args) {
+    let Some(number) = system_call_of(args.get(0)) else { return };
+    if !is_read(number) {
+        return;
+    }
+    let (tgid, tid) = process::current();
+    let Some(begun) = SYSCALL_READS.get_ptr(tid) else { return };
+    // SAFETY: only this thread inserts and removes its own entry.
+    let begun = unsafe { &*begun };
+    finish::read(begun, &Ended { executor_tgid: tgid, executor_tid: tid, result: args.get(1) as i64 });
+    let _ = SYSCALL_READS.remove(tid);
+}
+
+/// What is known of the read at its start; `None` when it is no read of a file.
+#[inline(always)]
+fn begin(cluster: &Cluster, call: &Call, regs: &pt_regs, tgid: u32, proc_number: i32) -> Option<Begun> {
+    let mut begun = Begun {
+        offset: call.offset,
+        length: if call.vectored { 0 } else { call.length },
+        fd: call.fd,
+        caller_tgid: tgid,
+        ..Begun::default()
+    };
+    let mut candidate = false;
+    if let Some(handle) = find_handle(cluster, call, regs, &mut candidate) {
+        begun.owner_tgid = if handle.owner_proc_number == proc_number {
+            tgid
+        } else {
+            process::owner_of(handle.owner_proc_number)
+        };
+        begun.handle = handle;
+        begun.flags = flags::HANDLE;
+    } else {
+        if candidate {
+            begun.flags = flags::HANDLE_REJECTED;
+        }
+        begun.owner_tgid = tgid;
+        describe_file(&mut begun)?;
+    }
+    // SAFETY: a helper without preconditions.
+    begun.start_ns = unsafe { bpf_ktime_get_ns() };
+    Some(begun)
+}
+
+/// The handle that this call executes, from the iovec's address or from a preserved register.
+///
+/// `pgaio_io_perform_synchronously` (`src/backend/storage/aio/aio_io.c`) keeps the handle's address across
+/// `pg_preadv`; which register holds it is the compiler's choice, so all of them are tried.
+#[inline(always)]
+fn find_handle(cluster: &Cluster, call: &Call, regs: &pt_regs, candidate: &mut bool) -> Option<HandleUse> {
+    if cluster.handles == 0 || call.offset == OFFSET_OF_FILE_POSITION {
+        return None;
+    }
+    let iov_length = if call.vectored { call.length as u16 } else { 1 };
+    let expected = Expected { fd: call.fd, offset: Some(call.offset), iov_length: Some(iov_length) };
+    if call.vectored
+        && let Some(io_id) = handles::io_id_of_iovec(cluster, call.address)
+    {
+        *candidate = true;
+        return handles::validate(cluster, io_id, &expected);
+    }
+    for register in preserved(regs) {
+        let Some(io_id) = handles::io_id_at(cluster, register) else { continue };
+        *candidate = true;
+        if let Some(handle) = handles::validate(cluster, io_id, &expected) {
+            return Some(handle);
+        }
+    }
+    None
+}
+
+/// Adds inode and device of the call's file; `None` unless it is a regular file.
+#[inline(always)]
+fn describe_file(begun: &mut Begun) -> Option<()> {
+    // SAFETY: a helper without preconditions.
+    let task = unsafe { bpf_get_current_task() };
+    let table: u64 = FILES_FDT.read(TASK_FILES.read(task)?)?;
+    let size: u32 = FDTABLE_MAX_FDS.read(table)?;
+    if begun.fd as u32 >= size {
+        return None;
+    }
+    let files: u64 = FDTABLE_FD.read(table)?;
+    let file: u64 = kernel::read(files + u64::from(begun.fd as u32) * 8)?;
+    let inode: u64 = FILE_INODE.read(file)?;
+    if INODE_MODE.read::<u16>(inode)? & S_IFMT != S_IFREG {
+        return None;
+    }
+    begun.inode = INODE_INO.read(inode)?;
+    begun.inode_generation = INODE_GENERATION.read(inode)?;
+    begun.device = SB_DEV.read(INODE_SB.read(inode)?)?;
+    Some(())
+}
+
+#[inline(always)]
+fn decode(number: u64, regs: &pt_regs) -> Call {
+    let [fd, address, length, offset] = arguments(regs);
+    let vectored = matches!(number, number::READV | number::PREADV | number::PREADV2);
+    let positioned = matches!(number, number::PREAD64 | number::PREADV | number::PREADV2);
+    // preadv2 with offset -1 reads at the file's position, and -1 is OFFSET_OF_FILE_POSITION.
+    let offset = if positioned { offset } else { OFFSET_OF_FILE_POSITION };
+    Call { fd: fd as i32, address, length, offset, vectored }
+}
+
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn arguments(regs: &pt_regs) -> [u64; 4] {
+    [regs.rdi, regs.rsi, regs.rdx, regs.r10]
+}
+
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn preserved(regs: &pt_regs) -> [u64; PRESERVED] {
+    [regs.rbx, regs.rbp, regs.r12, regs.r13, regs.r14, regs.r15]
+}
+
+/// The number of the system call that is ending, from the registers saved at its start.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn system_call_of(regs: u64) -> Option<u64> {
+    kernel::read(regs + core::mem::offset_of!(pt_regs, orig_rax) as u64)
+}
+
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn arguments(regs: &pt_regs) -> [u64; 4] {
+    [regs.regs[0], regs.regs[1], regs.regs[2], regs.regs[3]]
+}
+
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn preserved(regs: &pt_regs) -> [u64; PRESERVED] {
+    let r = &regs.regs;
+    [r[19], r[20], r[21], r[22], r[23], r[24], r[25], r[26], r[27], r[28]]
+}
+
+/// The number of the system call that is ending: `pt_regs.syscallno` follows `orig_x0`
+/// (`arch/arm64/include/asm/ptrace.h`).
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn system_call_of(regs: u64) -> Option<u64> {
+    kernel::read::<i32>(regs + size_of::<pt_regs>() as u64 + 8).map(|number| number as u64)
+}

@@ -1,0 +1,472 @@
+//! The kernel side, loaded and attached: its records, its counts, and the set of processes that it traces.
+
+pub mod btf;
+pub mod programs;
+
+use std::{io, time::Duration};
+
+use aya::{
+    Btf, Ebpf, EbpfLoader,
+    maps::{Array, HashMap, MapData, MapError, PerCpuArray, RingBuf},
+};
+use pgiotrace_ebpf::{
+    COUNTER_COUNT, Cluster, Counter, DeviceGroup, Group, GroupKey, Process, ProcessRecord, ReadRecord,
+    globals, kind, maps,
+};
+use tokio::io::unix::AsyncFd;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::server::Pid;
+use btf::{BtfError, KernelTypes};
+use programs::{Attached, Outcome, PROGRAMS, Phase, Refusal};
+
+/// The kernel object, built by `build.rs`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pgiotrace-bpf"));
+
+/// Why the kernel cannot be traced.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The kernel's types are not known.
+    #[error(transparent)]
+    Types(#[from] BtfError),
+    /// The kernel's types as aya reads them.
+    #[error("reading the kernel's type information failed: {0}; the kernel needs CONFIG_DEBUG_INFO_BTF=y")]
+    Btf(#[source] aya::BtfError),
+    /// The object was refused.
+    #[error("loading the kernel side failed: {0}; `pgiotrace doctor` says what is missing")]
+    Load(#[source] Box<aya::EbpfError>),
+    /// A map of the object is missing or refused an access.
+    #[error("map {map} of the kernel side: {source}")]
+    Map {
+        /// Its name.
+        map: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: MapError,
+    },
+    /// The ring cannot be waited for.
+    #[error("waiting for the kernel's records failed: {0}")]
+    Ring(#[source] io::Error),
+    /// A program that is required did not attach.
+    #[error(
+        "{name} cannot be traced: {refusal}; without it, {lost_without} would be missing, so nothing is traced"
+    )]
+    Required {
+        /// What `doctor` calls it.
+        name: &'static str,
+        /// What would be missing.
+        lost_without: &'static str,
+        /// Why.
+        #[source]
+        refusal: Refusal,
+    },
+}
+
+/// How many entries the tables hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    /// Processes that the server may have.
+    pub processes: u32,
+    /// I/O handles that the server has.
+    pub handles: u32,
+    /// Bytes of the ring; a power of two of pages.
+    pub ring_bytes: u32,
+}
+
+impl Sizes {
+    /// Room for processes that end while others already start.
+    const CHURN: u32 = 1024;
+    /// At 2 KiB an entry, 18 MiB of kernel memory at the most.
+    const MOST_GROUPS: u32 = 8192;
+
+    fn processes(self) -> u32 {
+        self.processes.saturating_add(Self::CHURN)
+    }
+
+    fn groups(self) -> u32 {
+        self.processes.saturating_mul(4).saturating_add(512).min(Self::MOST_GROUPS)
+    }
+
+    /// Groups above this number are collected by [`Kernel::retire_groups`].
+    fn crowded_groups(self) -> usize {
+        self.groups() as usize / 2
+    }
+}
+
+/// One record of the ring.
+#[derive(Debug, Clone, Copy)]
+pub enum Record {
+    /// A read ended.
+    Read(ReadRecord),
+    /// A process joined the cluster.
+    Joined(Pid),
+    /// A process of the cluster ended.
+    Left(Pid),
+}
+
+/// What the kernel counted, complete even when the ring was full.
+#[derive(Debug, Clone, Default)]
+pub struct Totals {
+    counters: [u64; COUNTER_COUNT as usize],
+    /// Reads that have begun and not ended.
+    pub in_flight: u64,
+    /// Counts and latencies per owner, executor and method.
+    pub groups: Vec<(GroupKey, Group)>,
+    /// Read requests per device number (major << 20 | minor).
+    pub devices: Vec<(u32, DeviceGroup)>,
+}
+
+impl Totals {
+    /// A counter.
+    #[must_use]
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize]
+    }
+
+    /// Reads that ended with their record in the ring.
+    #[must_use]
+    pub fn recorded(&self) -> u64 {
+        self.counter(Counter::Completed) + self.counter(Counter::Failed) - self.ring_full()
+    }
+
+    /// Reads that ended without a record, for want of room in the ring.
+    #[must_use]
+    pub fn ring_full(&self) -> u64 {
+        self.counter(Counter::RingFull) + self.counter(Counter::FailedRingFull)
+    }
+
+    /// Whether every read that began has ended, is in flight, or was counted as not followed.
+    #[must_use]
+    pub fn balance(&self) -> bool {
+        self.counter(Counter::Begun)
+            == self.counter(Counter::Completed)
+                + self.counter(Counter::Failed)
+                + self.in_flight
+                + self.counter(Counter::TableFull)
+    }
+}
+
+/// The loaded kernel side.
+pub struct Kernel {
+    ebpf: Ebpf,
+    btf: Btf,
+    types: KernelTypes,
+    sizes: Sizes,
+    ring: AsyncFd<RingBuf<MapData>>,
+    attached: Vec<(Phase, Attached)>,
+    /// Groups of owners that ended, taken out of the kernel's table.
+    retired: std::collections::HashMap<GroupKey, Group>,
+    received: u64,
+}
+
+impl Kernel {
+    /// Loads the kernel side; nothing is attached yet.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel's types cannot be read or the object is refused.
+    pub fn load(sizes: Sizes) -> Result<Self, KernelError> {
+        let types = KernelTypes::of_running_kernel()?;
+        let btf = Btf::from_sys_fs().map_err(KernelError::Btf)?;
+        let mut offsets = Vec::with_capacity(globals::OFFSETS.len());
+        for (global, structure, member) in globals::OFFSETS {
+            offsets.push((global, types.offset_of(structure, member)?.unwrap_or(globals::ABSENT)));
+        }
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(Some(&btf))
+            .map_max_entries(maps::PROCESSES, sizes.processes())
+            .map_max_entries(maps::OWNERS, sizes.processes())
+            .map_max_entries(maps::SYSCALL_READS, sizes.processes())
+            .map_max_entries(maps::IO_URING_READS, sizes.handles.clamp(1024, 65_536))
+            .map_max_entries(maps::GROUPS, sizes.groups())
+            .map_max_entries(maps::RECORDS, sizes.ring_bytes);
+        for (global, offset) in &offsets {
+            loader.override_global(global, offset, true);
+        }
+        let mut ebpf = loader.load(OBJECT).map_err(|error| KernelError::Load(Box::new(error)))?;
+        let ring = ebpf.take_map(maps::RECORDS).ok_or_else(|| no_such_map(maps::RECORDS))?;
+        let ring =
+            RingBuf::try_from(ring).map_err(|source| KernelError::Map { map: maps::RECORDS, source })?;
+        // SAFETY: the ring owns its descriptor and neither closes nor replaces it before it is dropped.
+        let ring = unsafe { AsyncFd::register(ring) }.map_err(|error| KernelError::Ring(error.into()))?;
+        let retired = std::collections::HashMap::new();
+        Ok(Self { ebpf, btf, types, sizes, ring, attached: Vec::new(), retired, received: 0 })
+    }
+
+    /// Attaches the programs of a phase and says what became of each.
+    pub fn attach_phase(&mut self, phase: Phase) -> Vec<Outcome> {
+        PROGRAMS
+            .iter()
+            .filter(|program| program.phase == phase)
+            .map(|program| programs::attach(&mut self.ebpf, &self.btf, &self.types, program))
+            .collect()
+    }
+
+    /// Keeps programs attached until [`Kernel::detach`]; returns the optional ones that are not.
+    ///
+    /// # Errors
+    ///
+    /// When a required program is not attached.
+    pub fn keep(
+        &mut self,
+        outcomes: Vec<Outcome>,
+    ) -> Result<Vec<(&'static programs::Program, Refusal)>, KernelError> {
+        let mut missing = Vec::new();
+        for Outcome { program, result } in outcomes {
+            match result {
+                Ok(attached) => self.attached.push((program.phase, attached)),
+                Err(refusal) if program.required => {
+                    let (name, lost_without) = (program.name, program.lost_without);
+                    return Err(KernelError::Required { name, lost_without, refusal });
+                }
+                Err(refusal) => missing.push((program, refusal)),
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Detaches everything: first what sees reads begin, then the rest. After it no count changes any more, but for
+    /// programs that are just running.
+    pub fn detach(&mut self) {
+        self.attached.retain(|(phase, _)| *phase != Phase::Begins);
+        self.attached.clear();
+    }
+
+    /// Says where the cluster's handles are, and whose children join the set.
+    ///
+    /// # Errors
+    ///
+    /// When the map refuses.
+    pub fn set_cluster(&mut self, cluster: &Cluster) -> Result<(), KernelError> {
+        let mut value = [0_u8; size_of::<Cluster>()];
+        value.copy_from_slice(cluster.as_bytes());
+        let mut map: Array<_, [u8; size_of::<Cluster>()]> = self.map_mut(maps::CLUSTER)?;
+        map.set(0, value, 0).map_err(|source| KernelError::Map { map: maps::CLUSTER, source })
+    }
+
+    /// Adds a process that was there before the trace. One that the kernel side already knows stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// When the set is full.
+    pub fn add_process(&mut self, pid: Pid, proc_number: Option<i32>) -> Result<(), KernelError> {
+        const NO_EXIST: u64 = 1;
+        let process = Process { proc_number: proc_number.unwrap_or(-1), reserved: 0 };
+        let mut value = [0_u8; size_of::<Process>()];
+        value.copy_from_slice(process.as_bytes());
+        let mut set: HashMap<_, u32, [u8; size_of::<Process>()]> = self.map_mut(maps::PROCESSES)?;
+        match set.insert(pid.0, value, NO_EXIST) {
+            Ok(()) => {}
+            Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {
+                return Ok(());
+            }
+            Err(source) => return Err(KernelError::Map { map: maps::PROCESSES, source }),
+        }
+        if let Some(number) = proc_number.and_then(|number| u32::try_from(number).ok()) {
+            let mut owners: Array<_, u32> = self.map_mut(maps::OWNERS)?;
+            owners.set(number, pid.0, 0).map_err(|source| KernelError::Map { map: maps::OWNERS, source })?;
+        }
+        Ok(())
+    }
+
+    /// Takes a process out again, which ended before its end could be seen.
+    ///
+    /// # Errors
+    ///
+    /// When the map refuses.
+    pub fn remove_process(&mut self, pid: Pid) -> Result<(), KernelError> {
+        let mut set: HashMap<_, u32, [u8; size_of::<Process>()]> = self.map_mut(maps::PROCESSES)?;
+        match set.remove(&pid.0) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(source) => Err(KernelError::Map { map: maps::PROCESSES, source }),
+        }
+    }
+
+    /// Waits until the ring holds something.
+    ///
+    /// # Errors
+    ///
+    /// When the ring cannot be waited for.
+    pub async fn readable(&self) -> Result<(), KernelError> {
+        self.ring.readable().await.map_err(KernelError::Ring)?.retain_ready();
+        Ok(())
+    }
+
+    /// Hands over everything that the ring holds, oldest first.
+    pub fn drain(&mut self, mut sink: impl FnMut(Record)) {
+        // Readiness is edge-triggered: it is cleared before the ring is emptied, so that what arrives meanwhile
+        // makes it ready again.
+        let waker = std::task::Waker::noop();
+        if let std::task::Poll::Ready(Ok(mut guard)) =
+            self.ring.poll_read_ready_mut(&mut std::task::Context::from_waker(waker))
+        {
+            guard.clear_ready();
+        }
+        while let Some(item) = self.ring.get_mut().next() {
+            if let Some(record) = parse(&item) {
+                self.received += u64::from(matches!(record, Record::Read(_)));
+                sink(record);
+            }
+        }
+    }
+
+    /// Waits, after [`Kernel::detach`], until the programs that were still running have ended and the ring holds
+    /// every record that was counted. Gives up after a tenth of a second; then the totals do not balance.
+    ///
+    /// # Errors
+    ///
+    /// When a map refuses.
+    pub async fn settle(&mut self, mut sink: impl FnMut(Record)) -> Result<Totals, KernelError> {
+        const TRIES: u32 = 100;
+        for tries_left in (0..TRIES).rev() {
+            self.drain(&mut sink);
+            let totals = self.totals()?;
+            if tries_left == 0 || (totals.balance() && totals.recorded() == self.received) {
+                return Ok(totals);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        unreachable!("the last try returns")
+    }
+
+    /// Takes the groups of ended owners out of the kernel's table when it is half full.
+    ///
+    /// # Errors
+    ///
+    /// When a map refuses.
+    pub fn retire_groups(&mut self, is_alive: impl Fn(Pid) -> bool) -> Result<(), KernelError> {
+        let mut map: HashMap<_, [u8; size_of::<GroupKey>()], [u8; size_of::<Group>()]> =
+            HashMap::try_from(self.ebpf.map_mut(maps::GROUPS).ok_or_else(|| no_such_map(maps::GROUPS))?)
+                .map_err(|source| KernelError::Map { map: maps::GROUPS, source })?;
+        let keys: Vec<_> = map.keys().filter_map(Result::ok).collect();
+        if keys.len() < self.sizes.crowded_groups() {
+            return Ok(());
+        }
+        for bytes in keys {
+            let Ok(key) = GroupKey::read_from_bytes(&bytes) else { continue };
+            if is_alive(Pid(key.owner_tgid)) {
+                continue;
+            }
+            if let Some(group) = map.get(&bytes, 0).ok().and_then(|bytes| Group::read_from_bytes(&bytes).ok())
+            {
+                merge(self.retired.entry(key).or_insert(Group::EMPTY), &group);
+            }
+            map.remove(&bytes).map_err(|source| KernelError::Map { map: maps::GROUPS, source })?;
+        }
+        Ok(())
+    }
+
+    /// What the kernel has counted so far.
+    ///
+    /// # Errors
+    ///
+    /// When a map refuses.
+    pub fn totals(&self) -> Result<Totals, KernelError> {
+        let mut counters = [0; COUNTER_COUNT as usize];
+        let per_cpu: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
+        for (index, counter) in (0..).zip(&mut counters) {
+            let values =
+                per_cpu.get(&index, 0).map_err(|source| KernelError::Map { map: maps::COUNTERS, source })?;
+            *counter = values.iter().sum();
+        }
+        let in_flight = self.entries::<4, { size_of::<pgiotrace_ebpf::Begun>() }>(maps::SYSCALL_READS)?.len()
+            + self.entries::<8, { size_of::<pgiotrace_ebpf::Begun>() }>(maps::IO_URING_READS)?.len();
+        let mut groups = self.retired.clone();
+        for (key, group) in self.entries::<{ size_of::<GroupKey>() }, { size_of::<Group>() }>(maps::GROUPS)? {
+            if let (Ok(key), Ok(group)) = (GroupKey::read_from_bytes(&key), Group::read_from_bytes(&group)) {
+                merge(groups.entry(key).or_insert(Group::EMPTY), &group);
+            }
+        }
+        let devices = self.entries::<4, { size_of::<DeviceGroup>() }>(maps::DEVICES)?;
+        let devices = devices.into_iter().filter_map(|(device, group)| {
+            Some((u32::from_ne_bytes(device), DeviceGroup::read_from_bytes(&group).ok()?))
+        });
+        Ok(Totals {
+            counters,
+            in_flight: in_flight as u64,
+            groups: groups.into_iter().collect(),
+            devices: devices.collect(),
+        })
+    }
+
+    /// Run time in nanoseconds and number of runs of all attached programs together; zero runs unless the kernel's
+    /// BPF statistics (`kernel.bpf_stats_enabled`) are on.
+    #[must_use]
+    pub fn run_time(&self) -> (u64, u64) {
+        let infos = self.ebpf.programs().filter_map(|(_, program)| program.info().ok());
+        infos.fold((0, 0), |(nanos, runs), info| {
+            let time = u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX);
+            (nanos.saturating_add(time), runs + info.run_count())
+        })
+    }
+
+    fn entries<const K: usize, const V: usize>(
+        &self,
+        name: &'static str,
+    ) -> Result<Vec<([u8; K], [u8; V])>, KernelError> {
+        let map: HashMap<_, [u8; K], [u8; V]> = self.map(name)?;
+        Ok(map.iter().filter_map(Result::ok).collect())
+    }
+
+    fn map<'a, M>(&'a self, name: &'static str) -> Result<M, KernelError>
+    where
+        M: TryFrom<&'a aya::maps::Map, Error = MapError>,
+    {
+        let map = self.ebpf.map(name).ok_or_else(|| no_such_map(name))?;
+        M::try_from(map).map_err(|source| KernelError::Map { map: name, source })
+    }
+
+    fn map_mut<'a, M>(&'a mut self, name: &'static str) -> Result<M, KernelError>
+    where
+        M: TryFrom<&'a mut aya::maps::Map, Error = MapError>,
+    {
+        let map = self.ebpf.map_mut(name).ok_or_else(|| no_such_map(name))?;
+        M::try_from(map).map_err(|source| KernelError::Map { map: name, source })
+    }
+}
+
+fn no_such_map(map: &'static str) -> KernelError {
+    KernelError::Map { map, source: MapError::ElementNotFound }
+}
+
+/// Turns a ring entry into a record; an entry of unknown kind or size is none.
+fn parse(bytes: &[u8]) -> Option<Record> {
+    let (kind, _) = u32::read_from_prefix(bytes).ok()?;
+    match kind {
+        kind::READ => ReadRecord::read_from_bytes(bytes).ok().map(Record::Read),
+        kind::FORK => {
+            ProcessRecord::read_from_bytes(bytes).ok().map(|record| Record::Joined(Pid(record.tgid)))
+        }
+        kind::EXIT => ProcessRecord::read_from_bytes(bytes).ok().map(|record| Record::Left(Pid(record.tgid))),
+        _ => None,
+    }
+}
+
+/// Adds one group to another.
+fn merge(into: &mut Group, group: &Group) {
+    let Group { completed, failed, bytes, blocks, latency } = group;
+    into.completed += completed;
+    into.failed += failed;
+    into.bytes += bytes;
+    into.blocks += blocks;
+    into.latency.sum_ns += latency.sum_ns;
+    into.latency.max_ns = into.latency.max_ns.max(latency.max_ns);
+    for (sum, count) in into.latency.counts.iter_mut().zip(&latency.counts) {
+        *sum = sum.saturating_add(*count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_of_unknown_kind_or_wrong_size_is_no_record() {
+        assert!(parse(&[]).is_none());
+        assert!(parse(&99_u32.to_ne_bytes()).is_none());
+        let mut truncated = vec![0_u8; size_of::<ReadRecord>() - 1];
+        truncated[0] = 1;
+        assert!(parse(&truncated).is_none());
+    }
+}

@@ -1,0 +1,381 @@
+//! Names of relations, looked up in the server's catalogs when asked.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use postgres::{Client, Statement};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::server::connect::{ConnectError, Connector, innermost};
+
+/// Requests that may wait.
+const QUEUE_LENGTH: usize = 4096;
+
+/// Sessions at a time, one a database, beside the one for `pg_database` and shared relations.
+const MAX_SESSIONS: usize = 8;
+
+/// How long a session is kept without use.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long to leave a server alone that could not be connected to.
+const AWAY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// When to look again for what is not there: the transaction that creates or rewrites a relation reads it before others
+/// see its catalog entry.
+const RETRY_INTERVALS: [Duration; 4] = [
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+    Duration::from_millis(2500),
+    Duration::from_secs(10),
+];
+
+const RELATION: &str = "SELECT n.nspname::text, c.relname::text, c.relkind::text
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = pg_catalog.pg_filenode_relation($1, $2)";
+
+/// For temporary relations, which `pg_filenode_relation` leaves out. A relfilenode names one only within its session, and
+/// 0 is the database's own tablespace.
+const TEMPORARY_RELATION: &str = "SELECT n.nspname::text, c.relname::text, c.relkind::text
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relpersistence = 't' AND c.reltablespace IN (0, $1) AND c.relfilenode = $2 LIMIT 2";
+
+const DATABASE: &str = "SELECT datname::text FROM pg_catalog.pg_database WHERE oid = $1";
+
+/// What an I/O handle calls a relation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RelationKey {
+    /// Tablespace.
+    pub tablespace_oid: u32,
+    /// Database; 0 for shared relations.
+    pub database_oid: u32,
+    /// Relfilenode.
+    pub relfilenumber: u32,
+    /// Whether the relation is a temporary one.
+    pub is_temp: bool,
+}
+
+/// What people call a relation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelationName {
+    /// Database; `None` for shared relations.
+    pub database: Option<String>,
+    /// Schema.
+    pub schema: String,
+    /// Name.
+    pub name: String,
+    /// `pg_class.relkind`: `r` table, `i` index, `t` TOAST table, `m` materialised view, `S` sequence.
+    pub kind: char,
+}
+
+/// What the resolver sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameAnswer {
+    /// A relation's name.
+    Known(RelationKey, RelationName),
+    /// A relation that has no name, or none that can be found: it was dropped or rewritten, or its database lets nobody in.
+    Unknown {
+        /// The relation.
+        key: RelationKey,
+        /// Its database, when at least that is known.
+        database: Option<String>,
+    },
+    /// What the user should know, in one sentence, once.
+    Notice(String),
+}
+
+/// A thread that looks names up. Dropping it lets the thread try once more what is still open; then the answers end.
+#[derive(Debug)]
+pub struct Resolver {
+    requests: SyncSender<RelationKey>,
+}
+
+impl Resolver {
+    /// Starts the thread; it connects when first asked.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no thread.
+    pub fn spawn(connector: Connector, answers: UnboundedSender<NameAnswer>) -> io::Result<Self> {
+        let (requests, asked) = mpsc::sync_channel(QUEUE_LENGTH);
+        let work = move || Worker::new(connector, answers).run(&asked);
+        thread::Builder::new().name("pg-names".to_owned()).spawn(work)?;
+        Ok(Self { requests })
+    }
+
+    /// Asks for a name; each question is answered once. `false`: too many are waiting, or the thread has ended.
+    #[must_use]
+    pub fn ask(&self, key: RelationKey) -> bool {
+        match self.requests.try_send(key) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
+        }
+    }
+}
+
+/// A question that is to be asked again.
+struct Open {
+    key: RelationKey,
+    due: Instant,
+    /// Attempts so far.
+    attempts: usize,
+}
+
+/// A session on one database.
+struct Session {
+    client: Client,
+    relation: Statement,
+    temporary: Statement,
+    used: Instant,
+}
+
+impl Session {
+    fn open(connector: &Connector, database: Option<&str>) -> Result<Self, Failure> {
+        let mut client = connector.connect(database).map_err(Failure::Connect)?;
+        let relation = client.prepare(RELATION).map_err(Failure::Query)?;
+        let temporary = client.prepare(TEMPORARY_RELATION).map_err(Failure::Query)?;
+        Ok(Self { client, relation, temporary, used: Instant::now() })
+    }
+
+    /// The relation, when there is exactly one.
+    fn look_up(
+        &mut self,
+        key: &RelationKey,
+        database: Option<&str>,
+    ) -> Result<Option<RelationName>, Failure> {
+        self.used = Instant::now();
+        let statement = if key.is_temp { &self.temporary } else { &self.relation };
+        let parameters = [&key.tablespace_oid as _, &key.relfilenumber as _];
+        let rows = self.client.query(statement, &parameters).map_err(Failure::Query)?;
+        let [row] = &rows[..] else { return Ok(None) };
+        let kind: String = row.try_get(2).map_err(Failure::Query)?;
+        Ok(Some(RelationName {
+            database: database.map(str::to_owned),
+            schema: row.try_get(0).map_err(Failure::Query)?,
+            name: row.try_get(1).map_err(Failure::Query)?,
+            kind: kind.chars().next().unwrap_or(' '),
+        }))
+    }
+}
+
+enum Failure {
+    Connect(ConnectError),
+    Query(postgres::Error),
+}
+
+impl Failure {
+    fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.is_transient(),
+            Self::Query(_) => true,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Connect(error) => error.to_string(),
+            Self::Query(error) => innermost(error),
+        }
+    }
+}
+
+/// The thread's own state.
+struct Worker {
+    connector: Connector,
+    answers: UnboundedSender<NameAnswer>,
+    main: Option<Session>,
+    sessions: HashMap<u32, Session>,
+    databases: HashMap<u32, String>,
+    /// Databases that let the role not in.
+    barred: HashSet<u32>,
+    open: Vec<Open>,
+    /// Set while the server is left alone.
+    away_until: Option<Instant>,
+    has_said_away: bool,
+}
+
+impl Worker {
+    fn new(connector: Connector, answers: UnboundedSender<NameAnswer>) -> Self {
+        Self {
+            connector,
+            answers,
+            main: None,
+            sessions: HashMap::new(),
+            databases: HashMap::new(),
+            barred: HashSet::new(),
+            open: Vec::new(),
+            away_until: None,
+            has_said_away: false,
+        }
+    }
+
+    /// Works until nobody asks any more.
+    fn run(&mut self, asked: &mpsc::Receiver<RelationKey>) {
+        while !self.answers.is_closed() {
+            match asked.recv_timeout(self.until_next_work()) {
+                Ok(key) => self.open.push(Open { key, due: Instant::now(), attempts: 0 }),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.finish(),
+            }
+            self.work_off();
+            self.close_idle();
+        }
+    }
+
+    fn until_next_work(&self) -> Duration {
+        let due = self.open.iter().map(|open| open.due).min();
+        let due = due.map(|due| self.away_until.map_or(due, |until| until.max(due)));
+        let idle = self.sessions.values().map(|session| session.used + IDLE_TIMEOUT).min();
+        let next = due.into_iter().chain(idle).min();
+        next.map_or(IDLE_TIMEOUT, |next| next.saturating_duration_since(Instant::now()))
+    }
+
+    /// Tries what is due.
+    fn work_off(&mut self) {
+        let now = Instant::now();
+        let (due, later) = std::mem::take(&mut self.open).into_iter().partition(|open| open.due <= now);
+        self.open = later;
+        for open in due {
+            if self.away_until.is_some_and(|until| until > Instant::now()) {
+                self.open.push(open);
+            } else {
+                self.try_again(open);
+            }
+        }
+    }
+
+    fn try_again(&mut self, open: Open) {
+        if self.barred.contains(&open.key.database_oid) {
+            return self.give_up(open.key);
+        }
+        match self.resolve(&open.key) {
+            Ok(Some(name)) => self.answer(NameAnswer::Known(open.key, name)),
+            Ok(None) => match RETRY_INTERVALS.get(open.attempts) {
+                Some(interval) => {
+                    let due = Instant::now() + *interval;
+                    self.open.push(Open { due, attempts: open.attempts + 1, ..open });
+                }
+                None => self.give_up(open.key),
+            },
+            Err(failure) if failure.is_transient() => {
+                // Not an attempt: the server was not asked.
+                self.away(&failure);
+                self.open.push(open);
+            }
+            Err(failure) => {
+                self.bar(open.key.database_oid, &failure);
+                self.give_up(open.key);
+            }
+        }
+    }
+
+    /// Tries everything once more, for the last time.
+    fn finish(&mut self) {
+        for open in std::mem::take(&mut self.open) {
+            let is_away = self.away_until.is_some_and(|until| until > Instant::now());
+            match (!is_away).then(|| self.resolve(&open.key)) {
+                Some(Ok(Some(name))) => self.answer(NameAnswer::Known(open.key, name)),
+                Some(Err(failure)) if failure.is_transient() => {
+                    self.away(&failure);
+                    self.give_up(open.key);
+                }
+                _ => self.give_up(open.key),
+            }
+        }
+    }
+
+    fn resolve(&mut self, key: &RelationKey) -> Result<Option<RelationName>, Failure> {
+        if self.barred.contains(&key.database_oid) {
+            return Ok(None);
+        }
+        let found =
+            if key.database_oid == 0 { self.resolve_shared(key) } else { self.resolve_in_database(key) };
+        self.away_until = None;
+        found
+    }
+
+    fn resolve_shared(&mut self, key: &RelationKey) -> Result<Option<RelationName>, Failure> {
+        let found = self.main()?.look_up(key, None);
+        if found.is_err() {
+            self.main = None;
+        }
+        found
+    }
+
+    fn resolve_in_database(&mut self, key: &RelationKey) -> Result<Option<RelationName>, Failure> {
+        let Some(database) = self.database(key.database_oid)? else { return Ok(None) };
+        let session = match self.sessions.remove(&key.database_oid) {
+            Some(session) => session,
+            None => Session::open(&self.connector, Some(&database))?,
+        };
+        let mut session = session;
+        // A session that fails is not put back.
+        let found = session.look_up(key, Some(&database))?;
+        if self.sessions.len() >= MAX_SESSIONS {
+            let oldest = self.sessions.iter().min_by_key(|(_, session)| session.used).map(|(oid, _)| *oid);
+            oldest.and_then(|oid| self.sessions.remove(&oid));
+        }
+        self.sessions.insert(key.database_oid, session);
+        Ok(found)
+    }
+
+    fn main(&mut self) -> Result<&mut Session, Failure> {
+        let session = match self.main.take() {
+            Some(session) => session,
+            None => Session::open(&self.connector, None)?,
+        };
+        Ok(self.main.insert(session))
+    }
+
+    /// Name of a database; it is asked for once, so that a database that is renamed keeps its old name in one trace.
+    fn database(&mut self, oid: u32) -> Result<Option<String>, Failure> {
+        if let Some(name) = self.databases.get(&oid) {
+            return Ok(Some(name.clone()));
+        }
+        let row = self.main()?.client.query_opt(DATABASE, &[&oid]);
+        let row = row.map_err(|error| {
+            self.main = None;
+            Failure::Query(error)
+        })?;
+        let Some(row) = row else { return Ok(None) };
+        let name: String = row.try_get(0).map_err(Failure::Query)?;
+        self.databases.insert(oid, name.clone());
+        Ok(Some(name))
+    }
+
+    /// Leaves a server alone for a while that could not be asked, and says so the first time.
+    fn away(&mut self, failure: &Failure) {
+        self.away_until = Some(Instant::now() + AWAY_INTERVAL);
+        if !self.has_said_away {
+            self.has_said_away = true;
+            let why = failure.text();
+            self.answer(NameAnswer::Notice(format!("looking up relation names failed, trying again: {why}")));
+        }
+    }
+
+    /// Asks no more about a database, and says so.
+    fn bar(&mut self, database_oid: u32, failure: &Failure) {
+        if self.barred.insert(database_oid) {
+            let name = self.databases.get(&database_oid).map(|name| format!(" of database \"{name}\""));
+            let which = name.unwrap_or_default();
+            let why = failure.text();
+            self.answer(NameAnswer::Notice(format!("relation names{which} are missing: {why}")));
+        }
+    }
+
+    fn give_up(&self, key: RelationKey) {
+        let database = self.databases.get(&key.database_oid).cloned();
+        self.answer(NameAnswer::Unknown { key, database });
+    }
+
+    fn answer(&self, answer: NameAnswer) {
+        // Without a receiver the loop ends at its next turn.
+        let _ = self.answers.send(answer);
+    }
+
+    fn close_idle(&mut self) {
+        self.sessions.retain(|_, session| session.used.elapsed() < IDLE_TIMEOUT);
+    }
+}

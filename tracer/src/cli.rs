@@ -1,0 +1,710 @@
+//! The command line: what may be written, and the validated options that it becomes.
+//!
+//! The `PG*` environment is read where the connection is made, as libpq does, and not here.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anstream::ColorChoice;
+use clap::builder::NonEmptyStringValueParser;
+use clap::error::ErrorKind;
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
+use jiff::fmt::friendly::SpanParser;
+
+use crate::present::{Destination, Format};
+
+/// Samples of `pg_stat_activity` and `pg_aios` a second, unless asked otherwise.
+const DEFAULT_SAMPLE_RATE: &str = "20";
+
+/// More samples a second than this would load the server that is looked at.
+const MAX_SAMPLE_RATE: i64 = 1_000;
+
+/// Name of the binary, in help and completions.
+const NAME: &str = "pgiotrace";
+
+const EXAMPLES: &str = "\
+Examples:
+  pgiotrace doctor                          what can be traced on this host
+  pgiotrace stat --duration 10s             the only running server, for ten seconds
+  pgiotrace stat -p 5433 -- pgbench -T 30   the server on port 5433, while pgbench runs
+  pgiotrace stat --help                     all options of stat
+
+The connection is made as psql makes it: PG* variables and .pgpass count.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but reads were lost.";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  pgiotrace doctor
+  pgiotrace doctor -p 5433 --format json
+
+Exit codes: 0 stat can run here, 1 it cannot, 2 wrong usage.";
+
+const STAT_EXAMPLES: &str = "\
+Examples:
+  pgiotrace stat                                      until Ctrl-C
+  pgiotrace stat --duration 10s -o report.txt
+  pgiotrace stat -d shop --relation public.orders --min-latency 5ms
+  pgiotrace stat --pid 4242 --format json -o - | jq .relations
+  pgiotrace stat -D /var/lib/postgresql/18/main -- psql -c 'SELECT count(*) FROM orders'
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but reads were lost.
+With CMD: the exit code of CMD, unless pgiotrace itself failed.";
+
+/// Shows where the read latency of a PostgreSQL server comes from: which backend wanted each read, who executed it,
+/// which relation it was, and how long it took.
+#[derive(Debug, Parser)]
+#[command(name = NAME, bin_name = NAME, version, propagate_version = true, disable_help_flag = true, after_help = EXAMPLES)]
+#[command(max_term_width = 110)]
+pub struct Cli {
+    #[command(flatten)]
+    global: GlobalArgs,
+
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Says what this kernel, these privileges and this server allow
+    ///
+    /// Each line names what was looked at; what is missing comes with what that costs and how to mend it. Nothing is
+    /// changed.
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor,
+
+    /// Traces the server's reads and prints a summary
+    ///
+    /// The trace lasts for --duration, while CMD runs, or until Ctrl-C; the summary is by backend, io worker, relation
+    /// and device. Needs root, or the capabilities that doctor names. The server is not changed and not restarted.
+    #[command(after_help = STAT_EXAMPLES)]
+    Stat(StatArgs),
+
+    /// Prints a completion script for a shell
+    ///
+    /// For bash: source <(pgiotrace completions bash)
+    Completions {
+        /// Shell to complete for
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+struct GlobalArgs {
+    /// Write the report to FILE; - is standard output
+    ///
+    /// FILE is replaced only once the report is whole. Without this option, the report goes to standard output, or
+    /// to standard error beside a CMD, so that the output of CMD stays clean.
+    #[arg(short, long, value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
+    output: Option<PathBuf>,
+
+    /// Form of the report
+    #[arg(long, value_enum, value_name = "FORM", default_value_t, global = true)]
+    format: Format,
+
+    /// When to use colours; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = clap::ColorChoice::Auto, global = true)]
+    color: clap::ColorChoice,
+
+    /// Say on standard error what is being done; twice for more
+    #[arg(short, long, action = ArgAction::Count, global = true)]
+    verbose: u8,
+
+    // The short layout; `pgiotrace help VERB` prints the long one. There is no -h: that is the host, as in psql.
+    /// Print help; 'pgiotrace help stat' says more
+    #[arg(long, action = ArgAction::HelpShort, global = true)]
+    help: Option<bool>,
+
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+struct ConnectionArgs {
+    /// Host or socket directory of the server
+    #[arg(short = 'h', long, value_name = "HOST", global = true, value_hint = ValueHint::Hostname)]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    host: Option<String>,
+
+    /// Port of the server; needed when several run and none is chosen with -D
+    #[arg(short, long, value_name = "PORT", global = true, value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+
+    /// Role to connect as; pg_monitor is enough
+    #[arg(short = 'U', long, value_name = "USER", global = true, value_hint = ValueHint::Username)]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    username: Option<String>,
+
+    /// Database to connect to, or a connection URI
+    #[arg(short, long, value_name = "DBNAME|URI", global = true)]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    dbname: Option<String>,
+
+    /// Data directory of the server to trace
+    #[arg(short = 'D', long, visible_alias = "data-directory", value_name = "DATADIR", global = true)]
+    #[arg(value_hint = ValueHint::DirPath)]
+    pgdata: Option<PathBuf>,
+
+    /// Do not connect to the server: trace with fewer names
+    ///
+    /// Reads are traced all the same; backends are shown by PID and relations by relfilenode.
+    #[arg(long, global = true)]
+    no_connect: bool,
+}
+
+#[derive(Debug, Args)]
+struct StatArgs {
+    /// Trace for this long: 10s, 1m30s, 500ms (default: until Ctrl-C or the end of CMD)
+    #[arg(long, value_name = "TIME", value_parser = positive_duration, conflicts_with = "command")]
+    duration: Option<Duration>,
+
+    /// Samples a second of pg_stat_activity and pg_aios; 0: none
+    #[arg(long, value_name = "HZ", default_value = DEFAULT_SAMPLE_RATE)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=MAX_SAMPLE_RATE))]
+    sample_rate: u32,
+
+    /// How the owner of a read is found (a testing aid)
+    #[arg(long, hide = true, value_enum, default_value_t)]
+    attribution: Attribution,
+
+    /// Trace while this command runs; put -- before it when its name could be an option
+    #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    command: Vec<OsString>,
+
+    // Last, because its heading holds for all that follows.
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Filters (a read must match each kind that is given)")]
+struct FilterArgs {
+    /// Only reads that this process wanted; may be repeated
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Vec<u32>,
+
+    /// Only reads of this relation; may be repeated
+    ///
+    /// As in SQL, a name is folded to lower case unless it is in double quotes.
+    #[arg(long, value_name = "[SCHEMA.]NAME")]
+    relation: Vec<RelationName>,
+
+    /// Only reads wanted in this database; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    database: Vec<String>,
+
+    /// Only reads wanted by sessions of this role; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    user: Vec<String>,
+
+    /// Only reads that took at least this long: 5ms, 250us
+    #[arg(long, value_name = "TIME", value_parser = positive_duration)]
+    min_latency: Option<Duration>,
+}
+
+/// Everything that the command line asks for, validated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// What to do.
+    pub action: Action,
+    /// 0: only the report and what must be known; 1: what is being done; 2 and more: details.
+    pub verbosity: u8,
+    /// Whether styles are used, on standard error too.
+    pub color: ColorChoice,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// `doctor`.
+    Doctor(DoctorOptions),
+    /// `stat`.
+    Stat(StatOptions),
+    /// `completions`.
+    Completions(Shell),
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DoctorOptions {
+    /// Which server, and how to connect to it.
+    pub connection: ConnectionOptions,
+    /// Where the report goes and in which form; never CSV.
+    pub report: ReportOptions,
+}
+
+/// Options of `stat`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatOptions {
+    /// Which server, and how to connect to it.
+    pub connection: ConnectionOptions,
+    /// Where the report goes and in which form.
+    pub report: ReportOptions,
+    /// When the trace ends. Ctrl-C ends it in any case.
+    pub until: Until,
+    /// Samples of `pg_stat_activity` and `pg_aios` a second; `None`: no sampling.
+    pub sample_rate: Option<NonZeroU32>,
+    /// Which reads count.
+    pub filter: Filter,
+    /// How owners are found.
+    pub attribution: Attribution,
+}
+
+/// Which server to trace, and how to connect to it. What is `None` is left to the `PG*` variables and the defaults.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ConnectionOptions {
+    /// `-h`: host or socket directory.
+    pub host: Option<String>,
+    /// `-p`: port, which also chooses among several servers.
+    pub port: Option<u16>,
+    /// `-U`: role.
+    pub user: Option<String>,
+    /// `-d`: name of a database, a URI, or a string of keywords and values.
+    pub dbname: Option<String>,
+    /// `-D`: data directory of the server to trace.
+    pub data_directory: Option<PathBuf>,
+    /// Whether to connect at all.
+    pub connect: bool,
+}
+
+/// Where a report goes, and in which form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReportOptions {
+    /// Where.
+    pub destination: Destination,
+    /// In which form.
+    pub format: Format,
+}
+
+/// When a trace ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Until {
+    /// At Ctrl-C.
+    Interrupted,
+    /// After this time, which is not zero.
+    Elapsed(Duration),
+    /// When this command ends.
+    CommandEnds {
+        /// Program to run.
+        program: OsString,
+        /// Its arguments.
+        args: Vec<OsString>,
+    },
+}
+
+/// Which reads count: those that match one entry of each list that is not empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Owners.
+    pub pids: Vec<u32>,
+    /// Relations.
+    pub relations: Vec<RelationName>,
+    /// Databases of the owners.
+    pub databases: Vec<String>,
+    /// Roles of the owners.
+    pub users: Vec<String>,
+    /// Shortest latency that counts.
+    pub min_latency: Option<Duration>,
+}
+
+impl Filter {
+    /// Whether every read counts.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How the owner of a read is found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Attribution {
+    /// From the I/O's own handle, validated; where there is none, as [`Attribution::PgAios`].
+    #[default]
+    Handle,
+    /// Handles are left unread, so that owners are matched with rows of `pg_aios`.
+    #[value(name = "pg_aios")]
+    PgAios,
+}
+
+/// A relation as the user names it, folded as SQL folds names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelationName {
+    /// Schema; `None`: any.
+    pub schema: Option<String>,
+    /// Name of the table, index, …
+    pub name: String,
+}
+
+impl RelationName {
+    /// Whether the relation `schema.name` is meant.
+    #[must_use]
+    pub fn matches(&self, schema: &str, name: &str) -> bool {
+        self.name == name && self.schema.as_deref().is_none_or(|wanted| wanted == schema)
+    }
+}
+
+impl FromStr for RelationName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = identifiers(text)?;
+        let name = parts.pop().filter(|name| !name.is_empty());
+        let schema = parts.pop();
+        match name {
+            Some(name) if parts.is_empty() && schema.as_deref() != Some("") => Ok(Self { schema, name }),
+            _ => Err("write [SCHEMA.]NAME, with double quotes around a name that holds a dot".to_owned()),
+        }
+    }
+}
+
+/// Splits at the dots outside of double quotes; folds what is not quoted.
+fn identifiers(text: &str) -> Result<Vec<String>, String> {
+    let mut parts = vec![String::new()];
+    let mut quoted = false;
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        let part = parts.last_mut().expect("there is always a part");
+        match character {
+            '"' if quoted && characters.peek() == Some(&'"') => {
+                characters.next();
+                part.push('"');
+            }
+            '"' => quoted = !quoted,
+            '.' if !quoted => parts.push(String::new()),
+            _ if quoted => part.push(character),
+            // The server folds no more than ASCII in a multi-byte encoding (downcase_identifier, scansup.c).
+            _ => part.push(character.to_ascii_lowercase()),
+        }
+    }
+    if quoted { Err("a double quote is not closed".to_owned()) } else { Ok(parts) }
+}
+
+/// Parses a time such as `10s` or `1m30s` that is more than zero.
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    static PARSER: SpanParser = SpanParser::new();
+    match PARSER.parse_unsigned_duration(text) {
+        Ok(Duration::ZERO) => Err("it must be more than zero".to_owned()),
+        Ok(duration) => Ok(duration),
+        Err(_) => Err("write a number with its unit, such as 500ms, 10s, 1m30s or 2h".to_owned()),
+    }
+}
+
+/// Reads the command line of this process. Wrong usage, `--help` and `--version` print and end the process (codes 2,
+/// 0 and 0).
+#[must_use]
+pub fn parse() -> Options {
+    parse_from(std::env::args_os()).unwrap_or_else(|error| error.exit())
+}
+
+/// Reads a command line, its first word being the program's name.
+///
+/// # Errors
+///
+/// Wrong usage; also `--help` and `--version`, which clap treats as such: [`clap::Error::exit`] does what is due.
+pub fn parse_from<I, T>(words: I) -> Result<Options, clap::Error>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    Cli::try_parse_from(words)?.into_options()
+}
+
+/// Writes the completion script for `shell`.
+pub fn write_completions(shell: Shell, out: &mut dyn Write) {
+    clap_complete::generate(shell, &mut Cli::command(), NAME, &mut { out });
+}
+
+impl Cli {
+    fn into_options(self) -> Result<Options, clap::Error> {
+        let Self { global, verb } = self;
+        let GlobalArgs { output, format, color, verbose, help: _, connection } = global;
+        let traces_command = matches!(&verb, Verb::Stat(args) if !args.command.is_empty());
+        let report = ReportOptions { destination: destination(output, traces_command)?, format };
+        let action = match verb {
+            Verb::Completions { shell } => Action::Completions(shell),
+            Verb::Doctor if format == Format::Csv => {
+                return Err(usage("doctor has no CSV form: use --format text or json"));
+            }
+            Verb::Doctor => Action::Doctor(DoctorOptions { connection: connection.into_options()?, report }),
+            Verb::Stat(args) => Action::Stat(args.into_options(connection.into_options()?, report)),
+        };
+        Ok(Options { action, verbosity: verbose, color: color_choice(color) })
+    }
+}
+
+impl ConnectionArgs {
+    fn into_options(self) -> Result<ConnectionOptions, clap::Error> {
+        let Self { host, port, username, dbname, pgdata, no_connect } = self;
+        // clap cannot say this itself: it does not see conflicts across a global option's levels.
+        if no_connect && (host.is_some() || username.is_some() || dbname.is_some()) {
+            return Err(usage("--no-connect makes no connection: leave out -h, -U and -d"));
+        }
+        let connect = !no_connect;
+        Ok(ConnectionOptions { host, port, user: username, dbname, data_directory: pgdata, connect })
+    }
+}
+
+impl StatArgs {
+    fn into_options(self, connection: ConnectionOptions, report: ReportOptions) -> StatOptions {
+        let Self { duration, sample_rate, filter, attribution, command } = self;
+        let FilterArgs { pid, relation, database, user, min_latency } = filter;
+        StatOptions {
+            connection,
+            report,
+            until: until(duration, command),
+            sample_rate: NonZeroU32::new(sample_rate),
+            filter: Filter { pids: pid, relations: relation, databases: database, users: user, min_latency },
+            attribution,
+        }
+    }
+}
+
+/// When the trace ends; clap has refused a duration beside a command.
+fn until(duration: Option<Duration>, command: Vec<OsString>) -> Until {
+    let mut words = command.into_iter();
+    match (words.next(), duration) {
+        (Some(program), _) => Until::CommandEnds { program, args: words.collect() },
+        (None, Some(duration)) => Until::Elapsed(duration),
+        (None, None) => Until::Interrupted,
+    }
+}
+
+/// Where the report goes: beside a command, its standard output is left to the command.
+fn destination(output: Option<PathBuf>, traces_command: bool) -> Result<Destination, clap::Error> {
+    match output {
+        Some(path) if path.as_os_str().is_empty() => Err(usage("-o needs the name of a file, or -")),
+        Some(path) if path.as_os_str() == "-" => Ok(Destination::Stdout),
+        Some(path) => Ok(Destination::File(path)),
+        None if traces_command => Ok(Destination::Stderr),
+        None => Ok(Destination::Stdout),
+    }
+}
+
+fn color_choice(choice: clap::ColorChoice) -> ColorChoice {
+    match choice {
+        clap::ColorChoice::Auto => ColorChoice::Auto,
+        clap::ColorChoice::Always => ColorChoice::Always,
+        clap::ColorChoice::Never => ColorChoice::Never,
+    }
+}
+
+/// Wrong usage that clap has no rule for; it exits as clap's own does.
+fn usage(message: &str) -> clap::Error {
+    Cli::command().error(ErrorKind::ArgumentConflict, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Options {
+        parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    fn refused(line: &str) -> String {
+        let error = parse_from(line.split_whitespace()).expect_err("wrong usage");
+        assert_eq!(error.exit_code(), 2, "{line}");
+        error.to_string()
+    }
+
+    fn stat(line: &str) -> StatOptions {
+        match parsed(line).action {
+            Action::Stat(options) => options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn words(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults() {
+        let options = parsed("pgiotrace stat");
+        assert_eq!((options.verbosity, options.color), (0, ColorChoice::Auto));
+        let expected = StatOptions {
+            connection: ConnectionOptions { connect: true, ..ConnectionOptions::default() },
+            report: ReportOptions { destination: Destination::Stdout, format: Format::Text },
+            until: Until::Interrupted,
+            sample_rate: NonZeroU32::new(20),
+            filter: Filter::default(),
+            attribution: Attribution::Handle,
+        };
+        assert_eq!(options.action, Action::Stat(expected));
+        assert!(stat("pgiotrace stat").filter.is_empty());
+    }
+
+    #[test]
+    fn connection_flags_are_those_of_psql_before_and_after_the_verb() {
+        let expected = ConnectionOptions {
+            host: Some("/run/postgresql".to_owned()),
+            port: Some(5433),
+            user: Some("dba".to_owned()),
+            dbname: Some("postgres://db/x".to_owned()),
+            data_directory: Some("/data".into()),
+            connect: true,
+        };
+        for line in [
+            "pgiotrace -h /run/postgresql -p 5433 -U dba -d postgres://db/x -D /data stat",
+            "pgiotrace stat -h /run/postgresql -p 5433 -U dba -d postgres://db/x -D /data",
+            "pgiotrace stat --host /run/postgresql --port=5433 --username dba --dbname postgres://db/x --pgdata /data",
+            "pgiotrace stat -h /run/postgresql -p5433 -Udba -d postgres://db/x --data-directory=/data",
+        ] {
+            assert_eq!(stat(line).connection, expected, "{line}");
+        }
+        for line in ["stat -p 0", "stat -p 65536", "stat -p x", "stat --host=", "stat -U="] {
+            refused(&format!("pgiotrace {line}"));
+        }
+    }
+
+    #[test]
+    fn no_connection_needs_no_credentials() {
+        let connection = stat("pgiotrace stat --no-connect -p 5433 -D /data").connection;
+        assert!(!connection.connect);
+        for line in ["--no-connect stat -d x", "stat -h x --no-connect", "stat -U x --no-connect"] {
+            assert!(refused(&format!("pgiotrace {line}")).contains("--no-connect"));
+        }
+    }
+
+    #[test]
+    fn durations_have_units_and_are_not_zero() {
+        let cases = [("10s", 10_000), ("1m30s", 90_000), ("500ms", 500), ("1.5s", 1_500), ("2h", 7_200_000)];
+        for (text, millis) in cases {
+            let until = stat(&format!("pgiotrace stat --duration {text}")).until;
+            assert_eq!(until, Until::Elapsed(Duration::from_millis(millis)));
+        }
+        assert!(refused("pgiotrace stat --duration 0s").contains("more than zero"));
+        for text in ["10", "-5s", "s", "tomorrow", "3mo"] {
+            let message = refused(&format!("pgiotrace stat --duration={text}"));
+            assert!(message.contains("unit, such as"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_command_is_taken_as_it_is() {
+        for line in
+            ["pgiotrace stat -p 5433 -- pgbench -p 1 --help", "pgiotrace stat -p 5433 pgbench -p 1 --help"]
+        {
+            let options = stat(line);
+            let until = Until::CommandEnds { program: "pgbench".into(), args: words(&["-p", "1", "--help"]) };
+            assert_eq!(options.until, until, "{line}");
+            assert_eq!(options.connection.port, Some(5433));
+        }
+        let until = stat("pgiotrace stat -- -odd --").until;
+        assert_eq!(until, Until::CommandEnds { program: "-odd".into(), args: words(&["--"]) });
+        assert!(refused("pgiotrace stat --duration 5s -- true").contains("--duration"));
+    }
+
+    #[test]
+    fn the_report_leaves_standard_output_to_a_command() {
+        let destination = |line| stat(line).report.destination;
+        assert_eq!(destination("pgiotrace stat"), Destination::Stdout);
+        assert_eq!(destination("pgiotrace stat -- true"), Destination::Stderr);
+        assert_eq!(destination("pgiotrace stat -o - -- true"), Destination::Stdout);
+        assert_eq!(destination("pgiotrace -o r.txt stat -- true"), Destination::File("r.txt".into()));
+        refused("pgiotrace stat --output=");
+    }
+
+    #[test]
+    fn formats() {
+        for (word, format) in [("text", Format::Text), ("json", Format::Json), ("csv", Format::Csv)] {
+            assert_eq!(stat(&format!("pgiotrace stat --format {word}")).report.format, format);
+        }
+        refused("pgiotrace stat --format xml");
+        assert!(refused("pgiotrace doctor --format csv").contains("no CSV form"));
+        let Action::Doctor(doctor) = parsed("pgiotrace doctor --format json -p 1").action else { panic!() };
+        assert_eq!((doctor.report.format, doctor.connection.port), (Format::Json, Some(1)));
+    }
+
+    #[test]
+    fn filters_may_be_repeated() {
+        let filter = stat(
+            "pgiotrace stat --pid 1 --pid 2 --relation a --relation s.B --database x --user u --user v \
+             --min-latency 5ms",
+        )
+        .filter;
+        let relation = |schema: Option<&str>, name: &str| RelationName {
+            schema: schema.map(str::to_owned),
+            name: name.to_owned(),
+        };
+        let expected = Filter {
+            pids: vec![1, 2],
+            relations: vec![relation(None, "a"), relation(Some("s"), "b")],
+            databases: vec!["x".to_owned()],
+            users: vec!["u".to_owned(), "v".to_owned()],
+            min_latency: Some(Duration::from_millis(5)),
+        };
+        assert_eq!(filter, expected);
+        refused("pgiotrace stat --pid 0");
+    }
+
+    #[test]
+    fn relation_names_are_folded_and_quoted_as_in_sql() {
+        let parse = |text: &str| text.parse::<RelationName>().map(|found| (found.schema, found.name));
+        assert_eq!(parse("Orders"), Ok((None, "orders".to_owned())));
+        assert_eq!(parse("\"My.Schema\".\"T\"\"1\""), Ok((Some("My.Schema".to_owned()), "T\"1".to_owned())));
+        assert_eq!(parse("データ.表"), Ok((Some("データ".to_owned()), "表".to_owned())));
+        for wrong in ["", ".", "a.", ".a", "a.b.c", "\"a", "\"\""] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        let any: RelationName = "t".parse().expect("a name");
+        assert!(any.matches("a", "t") && any.matches("b", "t") && !any.matches("a", "u"));
+        let one: RelationName = "a.t".parse().expect("a name");
+        assert!(one.matches("a", "t") && !one.matches("b", "t"));
+    }
+
+    #[test]
+    fn sampling_can_be_switched_off() {
+        assert_eq!(stat("pgiotrace stat --sample-rate 0").sample_rate, None);
+        assert_eq!(stat("pgiotrace stat --sample-rate 100").sample_rate, NonZeroU32::new(100));
+        refused("pgiotrace stat --sample-rate 1001");
+        refused("pgiotrace stat --sample-rate=-1");
+    }
+
+    #[test]
+    fn the_testing_aid_is_hidden() {
+        assert_eq!(stat("pgiotrace stat --attribution pg_aios").attribution, Attribution::PgAios);
+        for words in [["pgiotrace", "stat", "--help"], ["pgiotrace", "help", "stat"]] {
+            let help = parse_from(words).expect_err("help").to_string();
+            assert!(!help.contains("attribution"), "{help}");
+        }
+    }
+
+    #[test]
+    fn help_and_version_are_no_errors() {
+        for line in ["--help", "--version", "-V", "stat --help", "help stat", "doctor --help"] {
+            let words = std::iter::once(NAME).chain(line.split_whitespace());
+            assert_eq!(parse_from(words).expect_err("it prints").exit_code(), 0, "{line}");
+        }
+        refused("pgiotrace -h");
+        refused("pgiotrace");
+        refused("pgiotrace strace");
+    }
+
+    #[test]
+    fn verbosity_and_colour() {
+        let options = parsed("pgiotrace -vv --color never stat");
+        assert_eq!((options.verbosity, options.color), (2, ColorChoice::Never));
+        assert_eq!(parsed("pgiotrace stat --color always").color, ColorChoice::Always);
+    }
+
+    #[test]
+    fn completions_name_the_verbs() {
+        let Action::Completions(shell) = parsed("pgiotrace completions bash").action else { panic!() };
+        let mut script = Vec::new();
+        write_completions(shell, &mut script);
+        let script = String::from_utf8(script).expect("a script is UTF-8");
+        assert!(script.contains("doctor") && script.contains("stat") && script.contains("--duration"));
+    }
+}

@@ -1,0 +1,278 @@
+//! Reports for the snapshot tests of all forms.
+
+use crate::model::{
+    Backend, ByMethod, Check, Device, Dist, DoctorReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
+    PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Status, Target, Window,
+};
+
+/// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
+/// that is no relation.
+pub fn full() -> StatReport {
+    StatReport {
+        ledger: Ledger {
+            completed: 5_151,
+            short: 1,
+            failed: 1,
+            in_flight: 2,
+            begun: 5_154,
+            pg_aios: Some(PgAiosLedger { rows: 512, confirmed: 509, contradicted: 0, unmatched: 3 }),
+            ..balanced()
+        },
+        backends: backends(),
+        io_workers: io_workers(),
+        relations: relations(),
+        devices: devices(),
+        notes: vec!["the names of 1 relation are missing: its database could not be connected to".to_owned()],
+        ..empty()
+    }
+}
+
+/// A window in which nothing happened, on an older server, without a connection.
+pub fn empty() -> StatReport {
+    StatReport {
+        schema: STAT_SCHEMA,
+        target: Target {
+            postmaster_pid: 4_100,
+            data_directory: "/var/lib/postgresql/18/main".to_owned(),
+            server_version: "18.1".to_owned(),
+            io_method: Some("worker".to_owned()),
+        },
+        window: Window { start: "2026-01-31T10:00:00.123456Z".to_owned(), duration_s: 10.004 },
+        ledger: Ledger { complete: true, ..Ledger::default() },
+        overhead: Overhead {
+            bpf_ns_per_read: Some(1_234.5),
+            bpf_cpu_s: Some(0.006_4),
+            tracer_cpu_s: 0.12,
+            tracer_max_rss_bytes: 24 << 20,
+            attach_ms: 310.0,
+        },
+        backends: Vec::new(),
+        io_workers: Vec::new(),
+        relations: Vec::new(),
+        devices: Vec::new(),
+        notes: Vec::new(),
+    }
+}
+
+/// Reads were lost, owners are uncertain, `pg_aios` contradicts, the kernel's BPF statistics are off.
+pub fn incomplete() -> StatReport {
+    StatReport {
+        target: Target { server_version: "17".to_owned(), io_method: None, ..empty().target },
+        ledger: Ledger {
+            begun: 5_275,
+            lost: 123,
+            exact: 5_001,
+            inferred: 100,
+            ambiguous: 40,
+            unattributed: 11,
+            beyond_range: 1,
+            complete: false,
+            pg_aios: Some(PgAiosLedger { rows: 20, confirmed: 18, contradicted: 1, unmatched: 1 }),
+            ..balanced()
+        },
+        overhead: Overhead { bpf_ns_per_read: None, bpf_cpu_s: None, ..empty().overhead },
+        backends: vec![Backend { leader_pid: None, ..unknown_backend() }],
+        ..empty()
+    }
+}
+
+/// One check of each status.
+pub fn doctor() -> DoctorReport {
+    let check = |area, name: &str, status, detail: &str| Check {
+        area,
+        name: name.to_owned(),
+        status,
+        detail: detail.to_owned(),
+        cost: None,
+        mend: None,
+        required: false,
+    };
+    DoctorReport {
+        schema: "pgiotrace.doctor/1",
+        checks: vec![
+            check("kernel", "release", Status::Ok, "6.12.0"),
+            Check {
+                cost: Some("no program can be attached".to_owned()),
+                mend: Some("boot a kernel with CONFIG_DEBUG_INFO_BTF=y".to_owned()),
+                required: true,
+                ..check("kernel", "BTF", Status::Missing, "/sys/kernel/btf/vmlinux is not there")
+            },
+            check("server", "version", Status::Ok, "18.1"),
+            Check {
+                cost: Some("names of relations are missing".to_owned()),
+                mend: Some("GRANT pg_monitor TO dba".to_owned()),
+                ..check("server", "rights", Status::Broken, "dba is no member of pg_monitor")
+            },
+        ],
+        can_trace: false,
+    }
+}
+
+fn balanced() -> Ledger {
+    Ledger {
+        reads: 5_152,
+        bytes: 640 << 20,
+        blocks: 81_968,
+        exact: 5_152,
+        begun: 5_152,
+        completed: 5_152,
+        complete: true,
+        ..Ledger::default()
+    }
+}
+
+fn dist(count: u64, p50: f64) -> Dist {
+    let mean = p50 * 1.25;
+    Dist {
+        count,
+        mean,
+        p50,
+        p90: p50 * 2.0,
+        p99: p50 * 4.0,
+        p999: p50 * 8.0,
+        max: p50 * 100.0,
+        sum: mean * count as f64,
+    }
+}
+
+fn io(by_method: ByMethod, blocks_per_read: u64, p50: f64) -> IoSummary {
+    let ByMethod { sync, worker, io_uring } = by_method;
+    let reads = sync + worker + io_uring;
+    IoSummary {
+        reads,
+        bytes: reads * blocks_per_read * 8_192,
+        blocks: reads * blocks_per_read,
+        by_method,
+        by_source: None,
+        latency_us: (reads > 0).then(|| dist(reads, p50)),
+        stages_us: Stages::default(),
+        exposed_us: None,
+        hidden_us: None,
+    }
+}
+
+fn method(sync: u64, worker: u64, io_uring: u64) -> ByMethod {
+    ByMethod { sync, worker, io_uring }
+}
+
+fn backends() -> Vec<Backend> {
+    let text = |text: &str| Some(text.to_owned());
+    vec![
+        Backend {
+            pid: 4_242,
+            backend_type: text("client backend"),
+            leader_pid: None,
+            database: text("データ"),
+            user: text("postgres"),
+            application_name: text("psql"),
+            io: io(method(12, 3_000, 0), 16, 123.4),
+        },
+        Backend {
+            pid: 4_243,
+            backend_type: text("parallel worker"),
+            leader_pid: Some(4_242),
+            database: text("データ"),
+            user: text("postgres"),
+            application_name: text("psql"),
+            io: io(method(0, 0, 2_130), 16, 4_560.0),
+        },
+        unknown_backend(),
+    ]
+}
+
+/// A backend whose names nobody could tell.
+fn unknown_backend() -> Backend {
+    Backend {
+        pid: 51,
+        backend_type: None,
+        leader_pid: None,
+        database: None,
+        user: None,
+        application_name: None,
+        io: io(method(10, 0, 0), 1, 0.87),
+    }
+}
+
+fn io_workers() -> Vec<IoWorker> {
+    let share = |pid, reads| OwnerShare { pid, reads, bytes: reads * 131_072 };
+    vec![
+        IoWorker {
+            pid: 4_110,
+            worker: Some(0),
+            busy_ratio: 0.982,
+            owners: vec![share(Some(4_242), 2_990), share(None, 10)],
+            io: io(method(0, 3_000, 0), 16, 120.0),
+        },
+        IoWorker {
+            pid: 4_111,
+            worker: None,
+            busy_ratio: 0.0,
+            owners: vec![],
+            io: io(method(0, 0, 0), 16, 0.0),
+        },
+    ]
+}
+
+fn relations() -> Vec<Relation> {
+    let text = |text: &str| Some(text.to_owned());
+    let accounts = Relation {
+        database: text("データ"),
+        schema: text("public"),
+        name: text("pgbench_accounts"),
+        fork: text("main"),
+        relfilenode: Some(16_456),
+        temporary: false,
+        file: None,
+        io: io(method(12, 3_000, 2_000), 16, 200.0),
+    };
+    vec![
+        accounts.clone(),
+        Relation {
+            schema: text("pg_temp_3"),
+            name: text("表"),
+            relfilenode: Some(16_999),
+            temporary: true,
+            io: io(method(0, 0, 100), 16, 150.0),
+            ..accounts.clone()
+        },
+        Relation {
+            database: None,
+            schema: None,
+            name: None,
+            relfilenode: Some(1_262),
+            io: io(method(0, 0, 30), 1, 90.0),
+            ..accounts.clone()
+        },
+        Relation {
+            database: None,
+            schema: None,
+            name: None,
+            fork: None,
+            relfilenode: None,
+            file: text("pg_wal"),
+            io: IoSummary { blocks: 0, ..io(method(10, 0, 0), 1, 0.87) },
+            ..accounts
+        },
+    ]
+}
+
+fn devices() -> Vec<Device> {
+    vec![
+        Device {
+            dev: "254:0".to_owned(),
+            name: Some("vda".to_owned()),
+            requests: 2_600,
+            bytes: 600 << 20,
+            block_queue_us: Some(dist(2_600, 2.5)),
+            device_us: Some(dist(2_600, 98.7)),
+        },
+        Device {
+            dev: "7:1".to_owned(),
+            name: None,
+            requests: 3,
+            bytes: 12_288,
+            block_queue_us: None,
+            device_us: Some(dist(3, 1_500.0)),
+        },
+    ]
+}

@@ -1,0 +1,43 @@
+//! Bringing what the build, the tests and the demo need.
+//!
+//! In each step the order of preference is: what the user has, the ecosystem's ordinary way, and last a Debian package or a
+//! Python wheel that is unpacked in the cache. Nothing is installed into the system.
+
+mod bpftool;
+mod cargo_tool;
+mod debian;
+mod packages;
+mod postgres;
+mod rust_src;
+mod tracefs;
+mod unpack;
+
+pub(crate) use cargo_tool::{bpf_linker, cargo_deny, typos};
+
+use anyhow::Result;
+
+/// How much is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// To compile both sides.
+    Build,
+    /// For the demo: a build, PostgreSQL 18, tracing.
+    Demo,
+    /// For the tests: all of that, older PostgreSQLs and a tool to look for what is left behind.
+    Tests,
+}
+
+/// Does every step of the scope; what is there already is only reported.
+pub(crate) fn run(scope: Scope) -> Result<()> {
+    rust_src::ensure()?;
+    bpf_linker()?;
+    if scope == Scope::Build {
+        return Ok(());
+    }
+    postgres::ensure_current()?;
+    if scope == Scope::Tests {
+        postgres::ensure_older();
+        bpftool::ensure();
+    }
+    tracefs::ensure(scope)
+}
