@@ -1,19 +1,27 @@
-//! tmp
-use pgiotrace::capture::kernel::{programs::Phase, *};
-use std::time::Instant;
-#[tokio::main(flavor = "current_thread")]
-async fn main() {
-    let t = Instant::now();
-    let mut k = Kernel::load(Sizes { processes: 200, handles: 1000, ring_bytes: 8 << 20 }).unwrap();
-    eprintln!("loaded {:?}", t.elapsed());
-    for p in [Phase::Processes, Phase::Ends, Phase::Begins] {
-        for o in k.attach_phase(p) {
-            match &o.result {
-                Ok(a) => println!("{}: {:?} {}", o.program.name, a.alternative.kind, a.alternative.program),
-                Err(e) => println!("{}: {e} ", o.program.name),
-            };
-            k.keep(vec![o]).ok();
+//! The binary `pgiotrace`: options, the verb, the exit code.
+
+use std::{process::ExitCode, time::Instant};
+
+use pgiotrace::{
+    cli::{self, Action, Options},
+    commands,
+};
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let Options { action, verbosity, color } = cli::parse();
+    color.write_global();
+    let result = match &action {
+        Action::Stat(options) => commands::stat::run(options, verbosity > 0, started, color),
+        Action::Doctor(_) => todo!(),
+        Action::Completions(shell) => {
+            cli::write_completions(*shell, &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
         }
-    }
-    eprintln!("attached {:?}", t.elapsed());
+    };
+    result.unwrap_or_else(|error| {
+        // Each error is one sentence that names its cause already.
+        anstream::eprintln!("pgiotrace: {error}");
+        ExitCode::FAILURE
+    })
 }

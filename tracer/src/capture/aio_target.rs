@@ -1,24 +1,13 @@
 //! What a read in `pg_aios` reads.
 
-/// `DEFAULTTABLESPACE_OID`, "pg_default", in PostgreSQL's `src/include/catalog/pg_tablespace.dat`.
-const DEFAULT_TABLESPACE: u32 = 1663;
-/// `GLOBALTABLESPACE_OID`, "pg_global", in the same file.
-const GLOBAL_TABLESPACE: u32 = 1664;
+use crate::{model::io::RelationFork, server::relpath};
 
 /// Blocks of a relation fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AioTarget {
-    /// Tablespace.
-    pub tablespace_oid: u32,
-    /// Database; 0 for shared relations.
-    pub database_oid: u32,
-    /// Relfilenode.
-    pub relfilenumber: u32,
-    /// 0 main, 1 fsm, 2 vm, 3 init.
-    pub fork: u8,
-    /// Whether the relation is a temporary one. Whose is not to be had here: the view shows the number of the
-    /// backend that looks.
-    pub is_temp: bool,
+    /// What is read. Whose a temporary relation is cannot be told: the view shows the number of the backend that
+    /// looks.
+    pub relation: RelationFork,
     /// First block, counted over all segments.
     pub first_block: u32,
     /// Last block.
@@ -29,8 +18,8 @@ impl AioTarget {
     /// Reads `pg_aios.target_desc`: `block 7 in file "base/5/16384"`, `blocks 7..9 in file "global/1262_vm"`
     /// (`smgr_aio_describe_identity` in `smgr.c`); `None` for anything else.
     ///
-    /// The server translates the words and their order, and only a superuser may ask for English; so this looks for
-    /// the path and for the one or two numbers outside it, whatever stands between.
+    /// The server translates the words and their order, and only a superuser may ask for English; so this
+    /// looks for the path and for the one or two numbers outside it, whatever stands between.
     #[must_use]
     pub fn parse(description: &str) -> Option<Self> {
         let is_of_path = |character: char| character.is_ascii_alphanumeric() || "/_.".contains(character);
@@ -49,58 +38,35 @@ impl AioTarget {
             [first, last] if first <= last => (first, last),
             _ => return None,
         };
-        Some(Self { first_block, last_block, ..Self::of_path(path)? })
+        // The view names the relation, never a segment of it.
+        let segment = relpath::segment_of(path).filter(|_| !path.contains('.'))?;
+        Some(Self { relation: segment.relation, first_block, last_block })
     }
 
-    /// Reads a relation's path (`GetRelationPath` in `src/common/relpath.c`); the blocks are still 0.
-    fn of_path(path: &str) -> Option<Self> {
-        let parts: Vec<&str> = path.split('/').collect();
-        let (tablespace_oid, database_oid, file) = match parts[..] {
-            ["global", file] => (GLOBAL_TABLESPACE, 0, file),
-            ["base", database, file] => (DEFAULT_TABLESPACE, database.parse().ok()?, file),
-            ["pg_tblspc", tablespace, version, database, file] if version.starts_with("PG_") => {
-                (tablespace.parse().ok()?, database.parse().ok()?, file)
-            }
-            _ => return None,
-        };
-        let temporary = file.strip_prefix('t').and_then(|rest| rest.split_once('_'));
-        let file = match temporary {
-            Some((backend, file)) => backend.parse::<u32>().ok().map(|_| file)?,
-            None => file,
-        };
-        let (number, fork) = file.split_once('_').unwrap_or((file, ""));
-        let fork = match fork {
-            "" => 0,
-            "fsm" => 1,
-            "vm" => 2,
-            "init" => 3,
-            _ => return None,
-        };
-        Some(Self {
-            tablespace_oid,
-            database_oid,
-            relfilenumber: number.parse().ok()?,
-            fork,
-            is_temp: temporary.is_some(),
-            first_block: 0,
-            last_block: 0,
-        })
+    /// Number of blocks.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.last_block - self.first_block + 1
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::io::Fork;
 
-    const TABLE: AioTarget = AioTarget {
+    const RELATION: RelationFork = RelationFork {
         tablespace_oid: 1663,
         database_oid: 5,
         relfilenumber: 16384,
-        fork: 0,
-        is_temp: false,
-        first_block: 7,
-        last_block: 7,
+        fork: Fork::Main,
+        temporary: false,
     };
+    const TABLE: AioTarget = AioTarget { relation: RELATION, first_block: 7, last_block: 7 };
+
+    fn with(relation: RelationFork) -> Option<AioTarget> {
+        Some(AioTarget { relation, ..TABLE })
+    }
 
     #[test]
     fn one_block_and_several() {
@@ -111,22 +77,22 @@ mod tests {
 
     #[test]
     fn every_place_a_relation_may_lie_in() {
-        let shared = AioTarget { tablespace_oid: 1664, database_oid: 0, relfilenumber: 1262, ..TABLE };
-        assert_eq!(AioTarget::parse(r#"block 7 in file "global/1262""#), Some(shared));
-        let elsewhere = AioTarget { tablespace_oid: 16390, ..TABLE };
+        let shared = RelationFork { tablespace_oid: 1664, database_oid: 0, relfilenumber: 1262, ..RELATION };
+        assert_eq!(AioTarget::parse(r#"block 7 in file "global/1262""#), with(shared));
+        let elsewhere = RelationFork { tablespace_oid: 16390, ..RELATION };
         let text = r#"block 7 in file "pg_tblspc/16390/PG_18_202506291/5/16384""#;
-        assert_eq!(AioTarget::parse(text), Some(elsewhere));
+        assert_eq!(AioTarget::parse(text), with(elsewhere));
         let text = r#"block 7 in file "pg_tblspc/16390/PG_18_202506291/5/t3_16384""#;
-        assert_eq!(AioTarget::parse(text), Some(AioTarget { is_temp: true, ..elsewhere }));
+        assert_eq!(AioTarget::parse(text), with(RelationFork { temporary: true, ..elsewhere }));
     }
 
     #[test]
     fn every_fork() {
-        for (suffix, fork) in [("", 0), ("_fsm", 1), ("_vm", 2), ("_init", 3)] {
-            let text = format!("block 7 in file \"base/5/16384{suffix}\"");
-            assert_eq!(AioTarget::parse(&text), Some(AioTarget { fork, ..TABLE }));
-            let text = format!("block 7 in file \"base/5/t12_16384{suffix}\"");
-            assert_eq!(AioTarget::parse(&text), Some(AioTarget { fork, is_temp: true, ..TABLE }));
+        for fork in [Fork::FreeSpaceMap, Fork::VisibilityMap, Fork::Init] {
+            let text = format!("block 7 in file \"base/5/16384_{fork}\"");
+            assert_eq!(AioTarget::parse(&text), with(RelationFork { fork, ..RELATION }));
+            let text = format!("block 7 in file \"base/5/t12_16384_{fork}\"");
+            assert_eq!(AioTarget::parse(&text), with(RelationFork { fork, temporary: true, ..RELATION }));
         }
     }
 

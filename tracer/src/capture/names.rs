@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use postgres::{Client, Statement};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::model::io::RelationFork;
 use crate::server::connect::{ConnectError, Connector, innermost};
 
 /// Requests that may wait.
@@ -23,8 +24,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to leave a server alone that could not be connected to.
 const AWAY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// When to look again for what is not there: the transaction that creates or rewrites a relation reads it before others
-/// see its catalog entry.
+/// When to look again for what is not there: the transaction that creates or rewrites a relation reads it
+/// before others see its catalog entry.
 const RETRY_INTERVALS: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_millis(500),
@@ -36,8 +37,8 @@ const RELATION: &str = "SELECT n.nspname::text, c.relname::text, c.relkind::text
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.pg_filenode_relation($1, $2)";
 
-/// For temporary relations, which `pg_filenode_relation` leaves out. A relfilenode names one only within its session, and
-/// 0 is the database's own tablespace.
+/// For temporary relations, which `pg_filenode_relation` leaves out. A relfilenode names one only within its
+/// session, and 0 is the database's own tablespace.
 const TEMPORARY_RELATION: &str = "SELECT n.nspname::text, c.relname::text, c.relkind::text
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relpersistence = 't' AND c.reltablespace IN (0, $1) AND c.relfilenode = $2 LIMIT 2";
@@ -55,6 +56,19 @@ pub struct RelationKey {
     pub relfilenumber: u32,
     /// Whether the relation is a temporary one.
     pub is_temp: bool,
+}
+
+impl RelationKey {
+    /// The relation that a fork is of.
+    #[must_use]
+    pub fn of(relation: &RelationFork) -> Self {
+        Self {
+            tablespace_oid: relation.tablespace_oid,
+            database_oid: relation.database_oid,
+            relfilenumber: relation.relfilenumber,
+            is_temp: relation.temporary,
+        }
+    }
 }
 
 /// What people call a relation.
@@ -75,7 +89,8 @@ pub struct RelationName {
 pub enum NameAnswer {
     /// A relation's name.
     Known(RelationKey, RelationName),
-    /// A relation that has no name, or none that can be found: it was dropped or rewritten, or its database lets nobody in.
+    /// A relation that has no name, or none that can be found: it was dropped or rewritten, or its database
+    /// lets nobody in.
     Unknown {
         /// The relation.
         key: RelationKey,
@@ -86,7 +101,8 @@ pub enum NameAnswer {
     Notice(String),
 }
 
-/// A thread that looks names up. Dropping it lets the thread try once more what is still open; then the answers end.
+/// A thread that looks names up. Dropping it lets the thread try once more what is still open; then the
+/// answers end.
 #[derive(Debug)]
 pub struct Resolver {
     requests: SyncSender<RelationKey>,
@@ -105,7 +121,8 @@ impl Resolver {
         Ok(Self { requests })
     }
 
-    /// Asks for a name; each question is answered once. `false`: too many are waiting, or the thread has ended.
+    /// Asks for a name; each question is answered once. `false`: too many are waiting, or the thread has
+    /// ended.
     #[must_use]
     pub fn ask(&self, key: RelationKey) -> bool {
         match self.requests.try_send(key) {
@@ -188,8 +205,10 @@ struct Worker {
     main: Option<Session>,
     sessions: HashMap<u32, Session>,
     databases: HashMap<u32, String>,
-    /// Databases that let the role not in.
+    /// Databases that do not let the role in.
     barred: HashSet<u32>,
+    /// Whether none does.
+    is_barred: bool,
     open: Vec<Open>,
     /// Set while the server is left alone.
     away_until: Option<Instant>,
@@ -205,6 +224,7 @@ impl Worker {
             sessions: HashMap::new(),
             databases: HashMap::new(),
             barred: HashSet::new(),
+            is_barred: false,
             open: Vec::new(),
             away_until: None,
             has_said_away: false,
@@ -247,7 +267,7 @@ impl Worker {
     }
 
     fn try_again(&mut self, open: Open) {
-        if self.barred.contains(&open.key.database_oid) {
+        if self.lets_nobody_in(open.key.database_oid) {
             return self.give_up(open.key);
         }
         match self.resolve(&open.key) {
@@ -259,14 +279,10 @@ impl Worker {
                 }
                 None => self.give_up(open.key),
             },
-            Err(failure) if failure.is_transient() => {
-                // Not an attempt: the server was not asked.
-                self.away(&failure);
-                self.open.push(open);
-            }
             Err(failure) => {
-                self.bar(open.key.database_oid, &failure);
-                self.give_up(open.key);
+                self.fail(&open.key, &failure);
+                // Not an attempt: the server was not asked.
+                self.open.push(open);
             }
         }
     }
@@ -277,48 +293,60 @@ impl Worker {
             let is_away = self.away_until.is_some_and(|until| until > Instant::now());
             match (!is_away).then(|| self.resolve(&open.key)) {
                 Some(Ok(Some(name))) => self.answer(NameAnswer::Known(open.key, name)),
-                Some(Err(failure)) if failure.is_transient() => {
-                    self.away(&failure);
+                Some(Err(failure)) => {
+                    self.fail(&open.key, &failure);
                     self.give_up(open.key);
                 }
-                _ => self.give_up(open.key),
+                Some(Ok(None)) | None => self.give_up(open.key),
             }
         }
     }
 
+    fn fail(&mut self, key: &RelationKey, failure: &Failure) {
+        if failure.is_transient() {
+            self.away(failure);
+        } else {
+            self.bar(key.database_oid, failure);
+        }
+    }
+
     fn resolve(&mut self, key: &RelationKey) -> Result<Option<RelationName>, Failure> {
-        if self.barred.contains(&key.database_oid) {
+        if self.lets_nobody_in(key.database_oid) {
             return Ok(None);
         }
-        let found =
-            if key.database_oid == 0 { self.resolve_shared(key) } else { self.resolve_in_database(key) };
-        self.away_until = None;
-        found
-    }
-
-    fn resolve_shared(&mut self, key: &RelationKey) -> Result<Option<RelationName>, Failure> {
-        let found = self.main()?.look_up(key, None);
-        if found.is_err() {
+        let mut found = self.resolve_once(key);
+        if matches!(found, Err(Failure::Query(_))) {
+            // A session may have died long ago, when the server crashed: what fails on a new one is news.
             self.main = None;
+            self.sessions.clear();
+            found = self.resolve_once(key);
+        }
+        if found.is_ok() {
+            self.away_until = None;
         }
         found
     }
 
-    fn resolve_in_database(&mut self, key: &RelationKey) -> Result<Option<RelationName>, Failure> {
+    fn resolve_once(&mut self, key: &RelationKey) -> Result<Option<RelationName>, Failure> {
+        if key.database_oid == 0 {
+            return self.main()?.look_up(key, None);
+        }
         let Some(database) = self.database(key.database_oid)? else { return Ok(None) };
-        let session = match self.sessions.remove(&key.database_oid) {
-            Some(session) => session,
-            None => Session::open(&self.connector, Some(&database))?,
-        };
-        let mut session = session;
-        // A session that fails is not put back.
-        let found = session.look_up(key, Some(&database))?;
+        if !self.sessions.contains_key(&key.database_oid) {
+            self.make_room();
+            let session = Session::open(&self.connector, Some(&database))?;
+            self.sessions.insert(key.database_oid, session);
+        }
+        let session = self.sessions.get_mut(&key.database_oid);
+        session.map_or(Ok(None), |session| session.look_up(key, Some(&database)))
+    }
+
+    /// Closes the session that has not been used for longest, when there is no room for another.
+    fn make_room(&mut self) {
         if self.sessions.len() >= MAX_SESSIONS {
             let oldest = self.sessions.iter().min_by_key(|(_, session)| session.used).map(|(oid, _)| *oid);
             oldest.and_then(|oid| self.sessions.remove(&oid));
         }
-        self.sessions.insert(key.database_oid, session);
-        Ok(found)
     }
 
     fn main(&mut self) -> Result<&mut Session, Failure> {
@@ -329,16 +357,13 @@ impl Worker {
         Ok(self.main.insert(session))
     }
 
-    /// Name of a database; it is asked for once, so that a database that is renamed keeps its old name in one trace.
+    /// Name of a database; it is asked for once, so that a database that is renamed keeps its old name in one
+    /// trace.
     fn database(&mut self, oid: u32) -> Result<Option<String>, Failure> {
         if let Some(name) = self.databases.get(&oid) {
             return Ok(Some(name.clone()));
         }
-        let row = self.main()?.client.query_opt(DATABASE, &[&oid]);
-        let row = row.map_err(|error| {
-            self.main = None;
-            Failure::Query(error)
-        })?;
+        let row = self.main()?.client.query_opt(DATABASE, &[&oid]).map_err(Failure::Query)?;
         let Some(row) = row else { return Ok(None) };
         let name: String = row.try_get(0).map_err(Failure::Query)?;
         self.databases.insert(oid, name.clone());
@@ -355,14 +380,22 @@ impl Worker {
         }
     }
 
-    /// Asks no more about a database, and says so.
+    fn lets_nobody_in(&self, database_oid: u32) -> bool {
+        self.is_barred || self.barred.contains(&database_oid)
+    }
+
+    /// Asks no more about a database, or about any, and says so.
     fn bar(&mut self, database_oid: u32, failure: &Failure) {
-        if self.barred.insert(database_oid) {
-            let name = self.databases.get(&database_oid).map(|name| format!(" of database \"{name}\""));
-            let which = name.unwrap_or_default();
-            let why = failure.text();
-            self.answer(NameAnswer::Notice(format!("relation names{which} are missing: {why}")));
-        }
+        let why = failure.text();
+        // Its name is known only through the session that serves all databases: without a name, that one
+        // failed.
+        let notice = match self.databases.get(&database_oid) {
+            Some(name) => format!("relation names of database \"{name}\" are missing: {why}"),
+            None => format!("relation names are missing: {why}"),
+        };
+        self.is_barred = !self.databases.contains_key(&database_oid);
+        self.barred.insert(database_oid);
+        self.answer(NameAnswer::Notice(notice));
     }
 
     fn give_up(&self, key: RelationKey) {

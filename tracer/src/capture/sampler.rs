@@ -29,8 +29,8 @@ const ACTIVITY: &str =
     "SELECT pid, leader_pid, backend_type, datid, datname::text, usename::text, application_name
     FROM pg_catalog.pg_stat_activity";
 
-/// The sessions and the reads in one statement: one moment, and one round trip. A row is a read where `io_id` is not null;
-/// a handle without an owner has just been released.
+/// The sessions and the reads in one statement: one moment, and one round trip. A row is a read where `io_id`
+/// is not null; a handle without an owner has just been released.
 const ACTIVITY_AND_AIOS: &str =
     "SELECT pid, leader_pid, backend_type, datid, datname::text, usename::text, application_name,
             NULL::int4 AS io_id, NULL::int8 AS io_generation, NULL::text AS state, NULL::int8 AS offset_bytes,
@@ -166,8 +166,8 @@ pub struct Sampler {
 impl Sampler {
     /// Starts to sample every `interval`.
     ///
-    /// A receiver that is behind delays the next sample; no sample is dropped. The thread ends when the receiver is
-    /// dropped, and after an error that trying again cannot mend.
+    /// A receiver that is behind delays the next sample; no sample is dropped. The thread ends when the
+    /// receiver is dropped, and after an error that trying again cannot mend.
     ///
     /// # Errors
     ///
@@ -206,7 +206,8 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Hands a sample over. Not by a blocking send: a receiver that waits for this thread to end would never receive it.
+    /// Hands a sample over. Not by a blocking send: a receiver that waits for this thread to end would never
+    /// receive it.
     fn send(&self, sample: PgSample) -> Result<(), Stopped> {
         let mut sample = sample;
         loop {
@@ -236,8 +237,8 @@ impl Outbox {
         self.send(PgSample::Unavailable(why))
     }
 
-    /// Tells, once, that samples are back: only with a sample in hand, lest a server that lets in but does not answer
-    /// comes and goes twice a second.
+    /// Tells, once, that samples are back: only with a sample in hand, lest a server that lets in but does
+    /// not answer comes and goes twice a second.
     fn back(&mut self) -> Result<(), Stopped> {
         if !self.is_away {
             return Ok(());
@@ -255,7 +256,8 @@ fn run(connector: &Connector, interval: Duration, outbox: &mut Outbox) -> Result
                 let error = sample_until_lost(&mut client, interval, outbox)?;
                 let why = innermost(&error);
                 outbox.away(format!(
-                    "sampling pg_stat_activity failed ({why}): tracing goes on with fewer names until the server answers again"
+                    "sampling pg_stat_activity failed ({why}): tracing goes on with fewer names until the \
+                     server answers again"
                 ))?;
             }
             Err(error) => {
@@ -297,7 +299,8 @@ fn sample_until_lost(
         if has_aios {
             outbox.send(PgSample::Aios { taken, rows: aios })?;
         }
-        // From deadline to deadline, so that a query's own time does not lower the rate; what was missed is not made up.
+        // From deadline to deadline, so that a query's own time does not lower the rate; what was missed is
+        // not made up.
         let now = Instant::now();
         due = (due + interval).max(now);
         outbox.wait(due - now)?;

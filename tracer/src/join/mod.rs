@@ -1,1 +1,168 @@
-//! TODO
+//! Join: events become attributed reads, and these the report. Pure: no I/O, so it is tested with made-up events.
+
+pub mod aios;
+mod filter;
+mod people;
+mod reads;
+mod report;
+
+use std::collections::{HashMap, VecDeque};
+
+use pgiotrace_ebpf::ReadRecord;
+
+use crate::{
+    capture::{
+        Ending, Event, FileFacts, FileId,
+        names::{NameAnswer, RelationKey, RelationName},
+        sampler::{PgSample, Taken},
+    },
+    cli::Filter,
+    model::{
+        StatReport, Window,
+        aggregate::{Aggregate, FidelityCounts, Incarnation},
+        io::Io,
+    },
+    server::{discover::Server, facts::ServerFacts},
+};
+use aios::Aios;
+use people::People;
+
+/// Reads whose owner is still looked for; beyond it, the oldest is given up.
+const MOST_WAITING: usize = 100_000;
+/// Reads whose names are awaited for a filter; beyond it, the oldest is left out.
+const MOST_DEFERRED: usize = 200_000;
+
+/// What `pg_filenode_relation` and `pg_database` say of a relation.
+#[derive(Debug, Clone, Default)]
+struct Name {
+    database: Option<String>,
+    relation: Option<RelationName>,
+}
+
+/// Reads by how they ended.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ends {
+    completed: u64,
+    failed: u64,
+    bytes: u64,
+    blocks: u64,
+}
+
+/// The join, as it grows.
+pub struct Join {
+    server: Server,
+    filter: Filter,
+    facts: Option<ServerFacts>,
+    people: People,
+    files: HashMap<FileId, FileFacts>,
+    names: HashMap<RelationKey, Name>,
+    aios: Aios,
+    aggregate: Aggregate,
+    fidelity: FidelityCounts,
+    ends: Ends,
+    /// Reads without an owner, until the samples around them are in.
+    waiting: VecDeque<ReadRecord>,
+    /// Reads of which it is not known yet whether the filter takes them.
+    deferred: VecDeque<(Io, Option<Incarnation>)>,
+    last_sample: Option<Taken>,
+    is_stopped: bool,
+    notes: Vec<String>,
+}
+
+impl Join {
+    /// Nothing has happened yet.
+    #[must_use]
+    pub fn new(server: Server, filter: Filter) -> Self {
+        Self {
+            server,
+            filter,
+            facts: None,
+            people: People::default(),
+            files: HashMap::new(),
+            names: HashMap::new(),
+            aios: Aios::default(),
+            aggregate: Aggregate::default(),
+            fidelity: FidelityCounts::default(),
+            ends: Ends::default(),
+            waiting: VecDeque::new(),
+            deferred: VecDeque::new(),
+            last_sample: None,
+            is_stopped: false,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Whether the server has ended.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// Takes one event in.
+    pub fn take(&mut self, event: Event) {
+        match event {
+            Event::Read(record) => self.take_read(record),
+            Event::File(id, facts) => {
+                self.files.insert(id, facts);
+            }
+            Event::Process(process) => self.people.introduce(process),
+            Event::Left(pid) => self.people.leave(pid),
+            Event::Sample(sample) => self.take_sample(sample),
+            Event::Name(answer) => self.take_name(answer),
+            Event::Restarted => {
+                self.aios.forget();
+                self.note(
+                    "the server crashed and restarted during the trace; its reads are traced on".to_owned(),
+                );
+            }
+            Event::Stopped => {
+                self.is_stopped = true;
+                self.note("the server stopped during the trace".to_owned());
+            }
+            Event::Note(note) => self.note(note),
+        }
+    }
+
+    fn take_sample(&mut self, sample: PgSample) {
+        match sample {
+            PgSample::Facts(facts) => self.facts = Some(*facts),
+            PgSample::Limited(note) | PgSample::Unavailable(note) => self.note(note),
+            PgSample::Back => {}
+            PgSample::Activity { rows, .. } => rows.into_iter().for_each(|row| self.people.name(row)),
+            PgSample::Aios { taken, rows } => {
+                self.aios.add_rows(taken, rows);
+                self.last_sample = Some(taken);
+                self.settle_waiting();
+            }
+        }
+    }
+
+    fn take_name(&mut self, answer: NameAnswer) {
+        match answer {
+            NameAnswer::Known(key, name) => {
+                let name = Name { database: name.database.clone(), relation: Some(name) };
+                self.names.insert(key, name);
+            }
+            NameAnswer::Unknown { key, database } => {
+                self.names.insert(key, Name { database, relation: None });
+            }
+            NameAnswer::Notice(note) => self.note(note),
+        }
+        self.settle_deferred(false);
+    }
+
+    /// Keeps a sentence for the report, once.
+    fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// The report.
+    #[must_use]
+    pub fn report(mut self, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
+        self.give_up_waiting();
+        self.settle_deferred(true);
+        report::build(self, window, attach_ms, ending)
+    }
+}

@@ -1,6 +1,7 @@
 //! Distributions of latencies.
 
 use hdrhistogram::Histogram;
+use pgiotrace_ebpf::{BUCKETS, bucket_bounds};
 use serde::Serialize;
 
 /// Longest latency that a histogram holds: one hour, in nanoseconds.
@@ -107,6 +108,64 @@ impl LatencyHistogram {
         }
         let nanos = self.histogram.value_at_quantile(rank / in_range).min(self.max_nanos);
         nanos as f64 / 1e3
+    }
+}
+
+/// Latencies in the kernel side's buckets, a sixteenth of the value wide; sum and maximum are exact.
+#[derive(Debug, Clone, Default)]
+pub struct KernelHistogram {
+    counts: Vec<u64>,
+    sum_nanos: u64,
+    max_nanos: u64,
+}
+
+impl KernelHistogram {
+    /// Adds what one of the kernel's histograms holds.
+    pub fn add(&mut self, histogram: &pgiotrace_ebpf::Histogram) {
+        self.counts.resize(BUCKETS, 0);
+        for (sum, count) in self.counts.iter_mut().zip(&histogram.counts) {
+            *sum += u64::from(*count);
+        }
+        self.sum_nanos += histogram.sum_ns;
+        self.max_nanos = self.max_nanos.max(histogram.max_ns);
+    }
+
+    /// Sum of all values, nanoseconds.
+    #[must_use]
+    pub fn sum_nanos(&self) -> u64 {
+        self.sum_nanos
+    }
+
+    /// The summary, or `None` when nothing was added. A percentile is the middle of its bucket.
+    #[must_use]
+    pub fn dist(&self) -> Option<Dist> {
+        let count: u64 = self.counts.iter().sum();
+        if count == 0 {
+            return None;
+        }
+        let sum = self.sum_nanos as f64 / 1e3;
+        Some(Dist {
+            count,
+            mean: sum / count as f64,
+            p50: self.percentile(count, 0.50),
+            p90: self.percentile(count, 0.90),
+            p99: self.percentile(count, 0.99),
+            p999: self.percentile(count, 0.999),
+            max: self.max_nanos as f64 / 1e3,
+            sum,
+        })
+    }
+
+    fn percentile(&self, count: u64, quantile: f64) -> f64 {
+        let mut below = 0;
+        for (bucket, in_bucket) in self.counts.iter().enumerate() {
+            below += in_bucket;
+            if below as f64 >= quantile * count as f64 {
+                let (low, high) = bucket_bounds(bucket);
+                return u64::midpoint(low, high).min(self.max_nanos) as f64 / 1e3;
+            }
+        }
+        self.max_nanos as f64 / 1e3
     }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! Nothing here reads or writes anything; `join` fills these types and `present` shows them.
 
+pub mod aggregate;
 mod dist;
 mod doctor;
+pub mod io;
 mod stat;
 
-pub use dist::{Dist, LatencyHistogram};
+pub use dist::{Dist, KernelHistogram, LatencyHistogram};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
     Backend, ByMethod, BySource, Device, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger,

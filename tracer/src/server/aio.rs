@@ -14,8 +14,9 @@ use super::symbols::Symbols;
 /// First version with asynchronous I/O.
 const FIRST_AIO_MAJOR: u16 = 18;
 
-/// The table of layouts by major version: so far there is one, in [`pgiotrace_ebpf::handle`] and [`control`], read in
-/// the sources of 18.0 to 18.6 and of 19beta3. Another version is added only after reading its `aio_internal.h`.
+/// The table of layouts by major version: so far there is one, in [`pgiotrace_ebpf::handle`] and [`control`],
+/// read in the sources of 18.0 to 18.6 and of 19beta3. Another version is added only after reading its
+/// `aio_internal.h`.
 const KNOWN_MAJORS: RangeInclusive<u16> = 18..=19;
 
 /// [`layout::SIZE`] as the kernel side takes it.
@@ -70,7 +71,8 @@ pub enum AioRefusal {
     },
     /// Nobody has read this version's sources for the layout yet.
     #[error(
-        "the layout of I/O handles in PostgreSQL {major} is not known to this pgiotrace, which knows {} to {}; use a newer pgiotrace",
+        "the layout of I/O handles in PostgreSQL {major} is not known to this pgiotrace, which knows {} to \
+         {}; use a newer pgiotrace",
         KNOWN_MAJORS.start(),
         KNOWN_MAJORS.end()
     )]
@@ -86,7 +88,8 @@ pub enum AioRefusal {
     },
     /// The postmaster's memory cannot be read.
     #[error(
-        "reading {what} at {address:#x} in /proc/{pid}/mem failed: {source}; run pgiotrace as root while the server runs"
+        "reading {what} at {address:#x} in /proc/{pid}/mem failed: {source}; run pgiotrace as root while \
+         the server runs"
     )]
     Unreadable {
         /// The postmaster.
@@ -104,7 +107,8 @@ pub enum AioRefusal {
     NotReady,
     /// The memory is not what the layout says.
     #[error(
-        "the I/O handles in the server's memory do not have the layout of PostgreSQL {major}: {detail}; is the build patched?"
+        "the I/O handles in the server's memory do not have the layout of PostgreSQL {major}: {detail}; is \
+         the build patched?"
     )]
     LayoutMismatch {
         /// The server's major version.
@@ -252,10 +256,12 @@ fn check_area(area: &AioArea) -> Result<(), String> {
     if handles == 0 || !handles.is_multiple_of(8) || iovecs == 0 || !iovecs.is_multiple_of(8) {
         return Err(format!("the arrays at {handles:#x} and {iovecs:#x} are not aligned"));
     }
-    // Upper limits of the settings: io_max_concurrency 1024 (guc_parameters.dat), MAX_IO_COMBINE_LIMIT 128 (bufmgr.h).
+    // Upper limits of the settings: io_max_concurrency 1024 (guc_parameters.dat), MAX_IO_COMBINE_LIMIT 128
+    // (bufmgr.h).
     if !(1..=1024).contains(&handles_per_proc) || !(1..=128).contains(&iovecs_per_handle) {
         return Err(format!(
-            "io_max_concurrency {handles_per_proc} or io_max_combine_limit {iovecs_per_handle} is out of range"
+            "io_max_concurrency {handles_per_proc} or io_max_combine_limit {iovecs_per_handle} is out of \
+             range"
         ));
     }
     if handle_count == 0 || !handle_count.is_multiple_of(handles_per_proc) {
@@ -295,8 +301,8 @@ fn sample(handle_count: u32) -> impl Iterator<Item = u32> {
 
 /// A backend's own process number, which I/O handles name their owner by.
 ///
-/// `None` while the process has none (it is starting or ending), when it is gone, or when the server does not export
-/// `MyProcNumber` (before PostgreSQL 17).
+/// `None` while the process has none (it is starting or ending), when it is gone, or when the server does not
+/// export `MyProcNumber` (before PostgreSQL 17).
 #[must_use]
 pub fn read_my_proc_number(pid: Pid, symbols: &Symbols) -> Option<i32> {
     let address = symbols.my_proc_number?;

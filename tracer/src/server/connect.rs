@@ -20,13 +20,15 @@ use super::{InnerPid, passwd, pgpass};
 /// How the server knows the tracer's sessions.
 pub const APPLICATION_NAME: &str = "pgiotrace";
 
-/// How long a connection may take to come up, unless `PGCONNECT_TIMEOUT` or the connection string says otherwise.
+/// How long a connection may take to come up, unless `PGCONNECT_TIMEOUT` or the connection string says
+/// otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For each session. The search path is empty so that no object of a user is ever called, as pg_dump does it; a sampler
-/// needs neither workers nor compiled expressions, and must not wait for anybody.
+/// For each session. The search path is empty so that no object of a user is ever called, as pg_dump does it;
+/// a sampler needs neither workers nor compiled expressions, and must not wait for anybody.
 const SESSION_SETTINGS: &str = "SET search_path = ''; SET default_transaction_read_only = on; \
-    SET statement_timeout = '10s'; SET lock_timeout = '2s'; SET jit = off; SET max_parallel_workers_per_gather = 0";
+    SET statement_timeout = '10s'; SET lock_timeout = '2s'; SET jit = off; \
+    SET max_parallel_workers_per_gather = 0";
 
 /// How to connect, as psql's options `-h -p -U -d`; `None` is the default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,7 +48,8 @@ pub struct ConnectOptions {
 pub enum ConnectError {
     /// `-d` holds a connection string that does not parse.
     #[error(
-        "the connection string given with -d is not valid{detail}; write postgresql://USER@HOST:PORT/DATABASE or key=value pairs"
+        "the connection string given with -d is not valid{detail}; write \
+         postgresql://USER@HOST:PORT/DATABASE or key=value pairs"
     )]
     ConnectionString {
         /// What is wrong, with a colon before it; empty when telling could give a password away.
@@ -61,7 +64,10 @@ pub enum ConnectError {
         detail: String,
     },
     /// No answer in time.
-    #[error("the server at {address} did not answer within {} s; PGCONNECT_TIMEOUT allows more", .timeout.as_secs())]
+    #[error(
+        "the server at {address} did not answer within {} s; PGCONNECT_TIMEOUT allows more",
+        .timeout.as_secs()
+    )]
     Timeout {
         /// The socket or host and port.
         address: String,
@@ -70,7 +76,8 @@ pub enum ConnectError {
     },
     /// The server asks for a password and none is known.
     #[error(
-        "the server at {address} wants a password for role \"{user}\" and none is set; set PGPASSWORD or write it to ~/.pgpass"
+        "the server at {address} wants a password for role \"{user}\" and none is set; set PGPASSWORD or \
+         write it to ~/.pgpass"
     )]
     PasswordMissing {
         /// The socket or host and port.
@@ -87,7 +94,10 @@ pub enum ConnectError {
         user: String,
     },
     /// The server refuses the connection for another reason.
-    #[error("the server at {address} refused role \"{user}\" on database \"{database}\": {message}{}", hint(.code))]
+    #[error(
+        "the server at {address} refused role \"{user}\" on database \"{database}\": {message}{}",
+        hint(.code)
+    )]
     Refused {
         /// The socket or host and port.
         address: String,
@@ -102,7 +112,8 @@ pub enum ConnectError {
     },
     /// Another server answered.
     #[error(
-        "the server that answers at {address} is not the one to trace (PID {postmaster}); give -h and -p of that one"
+        "the server that answers at {address} is not the one to trace (PID {postmaster}); give -h and -p of \
+         that one"
     )]
     OtherServer {
         /// The socket or host and port.
@@ -165,7 +176,8 @@ fn environment(name: &str) -> Option<String> {
 }
 
 impl ConnectOptions {
-    /// The server that these options mean. `PGHOST` and `PGPORT` count only where neither `-D` nor an option chooses.
+    /// The server that these options mean. `PGHOST` and `PGPORT` count only where neither `-D` nor an option
+    /// chooses.
     ///
     /// # Errors
     ///
@@ -344,7 +356,8 @@ pub struct Connector {
     server: Server,
     settings: Settings,
     routes: Vec<Route>,
-    /// The postmaster's owner, where the tracer may and should take that user's place for peer authentication.
+    /// The postmaster's owner, where the tracer may and should take that user's place for peer
+    /// authentication.
     peer_uid: Option<u32>,
     pgpass: Option<String>,
     warnings: Vec<String>,
@@ -530,8 +543,9 @@ fn pgpass_path() -> Option<PathBuf> {
 
 /// Opens the first of some directories that can be opened.
 ///
-/// A socket is then named through `/proc/self/fd`, because the path through `/proc/PID/root` may be longer than the 107
-/// bytes that a socket's address holds, and because only root may follow it and the thread that connects is not root.
+/// A socket is then named through `/proc/self/fd`, because the path through `/proc/PID/root` may be longer
+/// than the 107 bytes that a socket's address holds, and because only root may follow it and the thread that
+/// connects is not root.
 fn open_directory(candidates: &[PathBuf]) -> io::Result<OwnedFd> {
     let mut result = Err(io::Error::from(io::ErrorKind::NotFound));
     for path in candidates {
@@ -552,10 +566,11 @@ enum Failure {
 
 /// Connects on a thread of its own.
 ///
-/// *Why a thread*: peer authentication looks at the effective user of whoever calls `connect(2)`, and on Linux that is the
-/// thread's. So this thread, and no other, takes the place of the server's owner, and never has to become root again:
-/// it ends. It also bounds the whole handshake, where the library bounds only `connect(2)`; a thread that a stopped server
-/// keeps waiting ends with it.
+/// *Why a thread*: peer authentication looks at the effective user of whoever calls `connect(2)`, and on
+/// Linux that is the
+/// thread's. So this thread, and no other, takes the place of the server's owner, and never has to become
+/// root again: it ends. It also bounds the whole handshake, where the library bounds only `connect(2)`; a
+/// thread that a stopped server keeps waiting ends with it.
 fn attempt(
     config: Config,
     directory: Option<OwnedFd>,

@@ -37,7 +37,8 @@ pub struct Server {
     pub uid: u32,
     /// Start of the server, seconds since 1970.
     pub start_time: Option<u64>,
-    /// Start of the process, in clock ticks since boot: tells the postmaster from a later process of the same PID.
+    /// Start of the process, in clock ticks since boot: tells the postmaster from a later process of the same
+    /// PID.
     process_start: u64,
 }
 
@@ -86,7 +87,10 @@ pub enum ServerError {
         servers: Vec<Server>,
     },
     /// No server matches `-p` or `-h`.
-    #[error("no PostgreSQL server {wanted} runs here; these do, choose one with -D or -p:{}", listing(.servers))]
+    #[error(
+        "no PostgreSQL server {wanted} runs here; these do, choose one with -D or -p:{}",
+        listing(.servers)
+    )]
     NoMatch {
         /// What was asked for: "on port 5433".
         wanted: String,
@@ -95,14 +99,19 @@ pub enum ServerError {
     },
     /// `-h` names another machine.
     #[error(
-        "host \"{host}\" is not this machine, and pgiotrace traces the kernel it runs on: run it on the server's host"
+        "host \"{host}\" is not this machine, and pgiotrace traces the kernel it runs on: run it on the \
+         server's host"
     )]
     Remote {
         /// The host as given.
         host: String,
     },
     /// `-D` names something else.
-    #[error("{} is not a PostgreSQL data directory (reading its PG_VERSION failed: {source}); give the directory that SHOW data_directory names", .path.display())]
+    #[error(
+        "{} is not a PostgreSQL data directory (reading its PG_VERSION failed: {source}); give the \
+         directory that SHOW data_directory names",
+        .path.display()
+    )]
     NotDataDirectory {
         /// The directory as given.
         path: PathBuf,
@@ -120,13 +129,20 @@ pub enum ServerError {
         source: io::Error,
     },
     /// `-D` names a data directory without `postmaster.pid`.
-    #[error("no server runs in the data directory {} (it has no postmaster.pid); start it first", .path.display())]
+    #[error(
+        "no server runs in the data directory {} (it has no postmaster.pid); start it first",
+        .path.display()
+    )]
     NotRunning {
         /// The directory as given.
         path: PathBuf,
     },
     /// `-D` names a data directory whose server is gone.
-    #[error("no server runs in the data directory {}: its postmaster.pid is left over from process {pid}; start the server first", .path.display())]
+    #[error(
+        "no server runs in the data directory {}: its postmaster.pid is left over from process {pid}; start \
+         the server first",
+        .path.display()
+    )]
     Stale {
         /// The directory as given.
         path: PathBuf,
@@ -134,7 +150,10 @@ pub enum ServerError {
         pid: InnerPid,
     },
     /// The server of `-D` runs, but may not be looked at.
-    #[error("process {pid}, which serves {}, cannot be inspected: {source}; run pgiotrace as root", .path.display())]
+    #[error(
+        "process {pid}, which serves {}, cannot be inspected: {source}; run pgiotrace as root",
+        .path.display()
+    )]
     Inspect {
         /// The postmaster.
         pid: Pid,
@@ -145,7 +164,11 @@ pub enum ServerError {
         source: io::Error,
     },
     /// Too old.
-    #[error("PostgreSQL {major} in {} is not supported: pgiotrace needs {OLDEST_MAJOR} or newer; upgrade the server", .path.display())]
+    #[error(
+        "PostgreSQL {major} in {} is not supported: pgiotrace needs {OLDEST_MAJOR} or newer; upgrade the \
+         server",
+        .path.display()
+    )]
     Unsupported {
         /// Its major version.
         major: u16,
@@ -195,17 +218,28 @@ impl Server {
         children(self.postmaster).into_iter().rev().find(|pid| inner_pid(*pid) == Some(wanted))
     }
 
-    /// The postmaster's children: backends, io workers, the checkpointer and so on. Those that exit meanwhile are
-    /// left out; a postmaster that is gone has none.
+    /// The postmaster's children: backends, io workers, the checkpointer and so on. Those that exit meanwhile
+    /// are left out; a postmaster that is gone has none.
     #[must_use]
     pub fn processes(&self) -> Vec<ProcessInfo> {
-        let describe = |pid: Pid| {
-            let inner_pid = inner_pid(pid)?;
-            let title = title(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
-            Some(ProcessInfo { pid, inner_pid, title })
-        };
-        children(self.postmaster).into_iter().filter_map(describe).collect()
+        children(self.postmaster).into_iter().filter_map(process).collect()
     }
+
+    /// Names the server's shared memory: another answer than before means that a crash restart made it anew. `None`
+    /// while there is none.
+    #[must_use]
+    pub fn shared_memory(&self) -> Option<String> {
+        let file = format!("/proc/{}/cwd/postmaster.pid", self.postmaster);
+        postmaster_pid::parse(&fs::read_to_string(file).ok()?).shared_memory
+    }
+}
+
+/// Who a process is; `None` once it is gone.
+#[must_use]
+pub fn process(pid: Pid) -> Option<ProcessInfo> {
+    let inner_pid = inner_pid(pid)?;
+    let title = title(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
+    Some(ProcessInfo { pid, inner_pid, title })
 }
 
 /// A process's PID in its innermost PID namespace; `None` once it is gone.
@@ -216,7 +250,8 @@ pub fn inner_pid(pid: Pid) -> Option<InnerPid> {
 
 /// The last number of the line `NSpid` of `/proc/PID/status`: the PID in the innermost namespace.
 ///
-/// Not through procfs, which parses all sixty lines: this is done for each of what may be thousands of processes.
+/// Not through procfs, which parses all sixty lines: this is done for each of what may be thousands of
+/// processes.
 fn parse_ns_pid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().next_back()?.parse().ok()
@@ -277,7 +312,8 @@ fn scan() -> Result<(Vec<Server>, usize), ServerError> {
 /// The server whose postmaster is `pid`, when the `postmaster.pid` in its working directory names it.
 fn postmaster(pid: Pid, file: &PostmasterPid) -> Option<Server> {
     let inner_postmaster = file.pid?;
-    // Cheap first: a PID of the tracer's own namespace is the last one of NSpid unless the server is in a container.
+    // Cheap first: a PID of the tracer's own namespace is the last one of NSpid unless the server is in a
+    // container.
     if inner_pid(pid)? != inner_postmaster {
         return None;
     }

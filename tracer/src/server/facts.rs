@@ -60,7 +60,8 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// What the role's missing rights cost and how to mend it, in one sentence; `None` when nothing is missing.
+    /// What the role's missing rights cost and how to mend it, in one sentence; `None` when nothing is
+    /// missing.
     #[must_use]
     pub fn missing_rights(&self) -> Option<String> {
         let user = self.user.replace('"', "\"\"");
@@ -83,7 +84,8 @@ impl ServerFacts {
 ///
 /// What the server or the connection said.
 pub fn facts(client: &mut Client) -> Result<ServerFacts, postgres::Error> {
-    // Not SHOW or current_setting(): they fail where the role may not see a setting, and the view leaves it out.
+    // Not SHOW or current_setting(): they fail where the role may not see a setting, and the view leaves it
+    // out.
     let rows = client.query(
         "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY ($1)",
         &[&SETTINGS.as_slice()],
@@ -93,11 +95,13 @@ pub fn facts(client: &mut Client) -> Result<ServerFacts, postgres::Error> {
         settings.insert(row.try_get::<_, String>(0)?, row.try_get::<_, String>(1)?);
     }
     let mut setting = |name: &str| settings.remove(name);
-    // A setting that every version has parses; the fallbacks are the defaults of pg_config.h and guc_tables.c.
+    // A setting that every version has parses; the fallbacks are the defaults of pg_config.h and
+    // guc_tables.c.
     let number = |value: Option<String>| value.and_then(|value| value.parse::<u32>().ok());
     let row = client.query_one(
         "SELECT current_user::text, pg_catalog.current_database()::text, pg_catalog.pg_backend_pid(),
-                pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'), pg_catalog.pg_has_role('pg_monitor', 'USAGE'),
+                pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
+                pg_catalog.pg_has_role('pg_monitor', 'USAGE'),
                 pg_catalog.has_table_privilege(pg_catalog.to_regclass('pg_catalog.pg_aios')::oid, 'SELECT')",
         &[],
     )?;
@@ -151,8 +155,9 @@ mod tests {
         assert_eq!(
             facts(false, Some(false)).missing_rights().as_deref(),
             Some(
-                "role \"alice\" lacks rights, so backend types and parallel leaders of other roles' sessions are \
-                 missing and traced reads are not checked against pg_aios; GRANT pg_monitor TO \"alice\" mends it"
+                "role \"alice\" lacks rights, so backend types and parallel leaders of other roles' \
+                 sessions are missing and traced reads are not checked against pg_aios; \
+                 GRANT pg_monitor TO \"alice\" mends it"
             )
         );
         assert_eq!(facts(true, Some(true)).missing_rights(), None);

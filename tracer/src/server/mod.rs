@@ -6,6 +6,7 @@ pub mod aio;
 pub mod connect;
 pub mod discover;
 pub mod facts;
+pub mod relpath;
 pub mod symbols;
 
 mod passwd;
@@ -24,8 +25,8 @@ impl fmt::Display for Pid {
     }
 }
 
-/// A process, as the server's PID namespace numbers it: what SQL shows. Equal to the [`Pid`] unless the server
-/// runs in a container.
+/// A process, as the server's PID namespace numbers it: what SQL shows. Equal to the [`Pid`] unless the
+/// server runs in a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InnerPid(pub u32);
 

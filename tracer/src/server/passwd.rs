@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::discover::Server;
 
-/// Name of the user who owns the postmaster, looked up in the server's own `/etc/passwd`, then in the tracer's.
+/// Name of the user who owns the postmaster, looked up in the server's own `/etc/passwd`, then in the
+/// tracer's.
 pub(super) fn owner_name(server: &Server) -> Option<String> {
     let map = fs::read_to_string(format!("/proc/{}/uid_map", server.postmaster)).unwrap_or_default();
     let inside = name_in(&server.host_path(Path::new("/etc/passwd")), inner_uid(&map, server.uid));
@@ -30,8 +31,8 @@ fn find_name(passwd: &str, uid: u32) -> Option<&str> {
     })
 }
 
-/// A user's number inside a container, by the text of `/proc/PID/uid_map` (`user_namespaces(7)`): lines of first
-/// inside, first outside, count.
+/// A user's number inside a container, by the text of `/proc/PID/uid_map` (`user_namespaces(7)`): lines of
+/// first inside, first outside, count.
 fn inner_uid(uid_map: &str, uid: u32) -> u32 {
     let range = |line: &str| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);
@@ -48,7 +49,8 @@ mod tests {
 
     #[test]
     fn a_user_is_found_by_number() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\n# comment\nbroken\npostgres:x:101:104:PostgreSQL,,,:/home:/bin/sh\n";
+        let passwd = "root:x:0:0:root:/root:/bin/sh\n# comment\nbroken\n\
+            postgres:x:101:104:PostgreSQL,,,:/home:/bin/sh\n";
         assert_eq!(find_name(passwd, 101), Some("postgres"));
         assert_eq!(find_name(passwd, 0), Some("root"));
         assert_eq!(find_name(passwd, 104), None);

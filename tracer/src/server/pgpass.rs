@@ -17,10 +17,11 @@ pub(super) struct Wanted<'a> {
     pub user: &'a str,
 }
 
-/// The text of a password file; `Err` is a sentence that says why it is ignored, `Ok(None)` that there is none.
+/// The text of a password file; `Err` is a sentence that says why it is ignored, `Ok(None)` that there is
+/// none.
 ///
-/// As libpq (`passwordFromFile` in `fe-connect.c`): anything but a plain file, and a file that others may read, is
-/// ignored with a warning.
+/// As libpq (`passwordFromFile` in `fe-connect.c`): anything but a plain file, and a file that others may
+/// read, is ignored with a warning.
 pub(super) fn read(path: &Path) -> Result<Option<String>, String> {
     let Ok(found) = fs::metadata(path) else { return Ok(None) };
     let path_text = path.display();

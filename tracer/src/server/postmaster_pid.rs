@@ -6,8 +6,8 @@ use super::InnerPid;
 
 /// What a server writes about itself into its data directory.
 ///
-/// Lines as `LOCK_FILE_LINE_…` in PostgreSQL's `src/include/utils/pidfile.h` numbers them. A server that is starting
-/// has written only the first ones, so all but the PID may be missing.
+/// Lines as `LOCK_FILE_LINE_…` in PostgreSQL's `src/include/utils/pidfile.h` numbers them. A server that is
+/// starting has written only the first ones, so all but the PID may be missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PostmasterPid {
     /// Line 1. A stand-alone backend writes its PID negated; such a file is refused.
@@ -22,6 +22,8 @@ pub(super) struct PostmasterPid {
     pub socket_directory: Option<PathBuf>,
     /// Line 6: the first of `listen_addresses`, `*` when all.
     pub listen_address: Option<String>,
+    /// Line 7: key and identifier of the shared memory segment.
+    pub shared_memory: Option<String>,
 }
 
 /// Reads the text of a `postmaster.pid`; what does not parse is `None`.
@@ -35,6 +37,7 @@ pub(super) fn parse(text: &str) -> PostmasterPid {
         port: next().and_then(|line| line.parse().ok()),
         socket_directory: next().map(PathBuf::from),
         listen_address: next().map(str::to_owned),
+        shared_memory: next().map(str::to_owned),
     }
 }
 
@@ -55,6 +58,7 @@ mod tests {
                 port: Some(5433),
                 socket_directory: Some("/run/postgresql".into()),
                 listen_address: Some("localhost".to_owned()),
+                shared_memory: Some("1049 3".to_owned()),
             }
         );
     }

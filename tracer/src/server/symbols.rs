@@ -64,12 +64,13 @@ pub enum SymbolError {
 
 /// Finds the run-time addresses in a server's postmaster.
 ///
-/// Only the headers and the dynamic symbol table are read: it is there in a stripped binary too, since extensions are
-/// linked against it.
+/// Only the headers and the dynamic symbol table are read: it is there in a stripped binary too, since
+/// extensions are linked against it.
 ///
 /// # Errors
 ///
-/// When the binary or the auxiliary vector cannot be read, or the binary is no 64-bit ELF file with dynamic symbols.
+/// When the binary or the auxiliary vector cannot be read, or the binary is no 64-bit ELF file with dynamic
+/// symbols.
 pub fn read(postmaster: Pid) -> Result<Symbols, SymbolError> {
     let pid = postmaster;
     let binary =
@@ -80,8 +81,9 @@ pub fn read(postmaster: Pid) -> Result<Symbols, SymbolError> {
     Ok(symbols)
 }
 
-/// Where the kernel started the program: with the entry point of the file, that is the load bias. Unlike the mappings
-/// in `/proc/PID/maps` it needs no match of file names or devices, which overlay file systems and chroots distort.
+/// Where the kernel started the program: with the entry point of the file, that is the load bias. Unlike the
+/// mappings in `/proc/PID/maps` it needs no match of file names or devices, which overlay file systems and
+/// chroots distort.
 fn runtime_entry(pid: Pid) -> Result<u64, SymbolError> {
     let auxiliary = i32::try_from(pid.0)
         .map_err(|_| procfs::ProcError::Other(format!("{pid} is no PID")))

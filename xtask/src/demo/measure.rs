@@ -102,8 +102,9 @@ fn executors(by_method: &Value, workers: &[u64]) -> String {
     ];
     let total: u64 = parties.iter().map(|(reads, _)| reads).sum();
     let share = |(reads, who): &(u64, String)| format!("{} {}", who.trim_end(), percent(*reads, total));
-    let busy = parties.iter().filter(|(reads, _)| *reads > 0);
-    busy.map(share).collect::<Vec<_>>().join(", ")
+    let mut busy: Vec<_> = parties.iter().filter(|(reads, _)| *reads > 0).collect();
+    busy.sort_by_key(|(reads, _)| std::cmp::Reverse(*reads));
+    busy.into_iter().map(share).collect::<Vec<_>>().join(", ")
 }
 
 /// A share for people: what is not all and not nothing never reads 100 or 0.
@@ -144,7 +145,7 @@ mod tests {
         let row = row("worker", &explain, &report)?;
         let traced = row.traced.context("the table was traced")?;
         assert_eq!((traced.blocks, row.claimed_blocks), (42635, 42635));
-        assert_eq!(traced.executors, "backend <1 %, io workers 0,1 >99 %");
+        assert_eq!(traced.executors, "io workers 0,1 >99 %, backend <1 %");
         Ok(())
     }
 

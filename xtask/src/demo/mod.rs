@@ -4,8 +4,10 @@ mod measure;
 mod table;
 
 use std::{
+    env,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
@@ -27,9 +29,21 @@ const SHARED_BUFFERS: &str = "32MB";
 /// About 13 MB each.
 const PGBENCH_SCALE: u32 = 26;
 
+/// Set once this process was told to end.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 /// Runs the demo. Whatever it made is gone afterwards, unless `keep`.
 pub(crate) fn run(keep: bool) -> Result<()> {
     clean_up_on_signals()?;
+    let result = compare_methods(keep);
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        // What failed, failed because everything is being ended; the thread that does it ends the process as well.
+        thread::park();
+    }
+    result
+}
+
+fn compare_methods(keep: bool) -> Result<()> {
     if !is_root() {
         ask_for_root()?;
     }
@@ -62,6 +76,7 @@ fn clean_up_on_signals() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for signals")?;
     thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
+            INTERRUPTED.store(true, Ordering::SeqCst);
             eprintln!("\ninterrupted: removing what was made");
             remove_everything();
             std::process::exit(128 + signal);
@@ -80,7 +95,11 @@ fn ask_for_root() -> Result<()> {
     Ok(())
 }
 
+/// The tracer of this workspace, unless PGIOTRACE_BIN names another.
 fn build_tracer() -> Result<PathBuf> {
+    if let Some(named) = env::var_os("PGIOTRACE_BIN") {
+        return Ok(named.into());
+    }
     step::doing("pgiotrace", "building it");
     run_visibly(cargo()?.args(["build", "--quiet", "--release", "--package", "pgiotrace"]))
         .context("cannot build the tracer")?;
@@ -116,5 +135,8 @@ fn print_kept(kept: &Kept, tracer: &Path) {
     println!("  psql -h {} -p {port} -U postgres postgres", socket_dir.display());
     println!("  {} stat -p {port} -U postgres", tracer.display());
     println!("and end it with");
-    println!("  kill -INT {postmaster_pid} && rm -r {}", folder.display());
+    println!(
+        "  kill -INT {postmaster_pid} && tail --pid={postmaster_pid} -f /dev/null && rm -r {}",
+        folder.display()
+    );
 }

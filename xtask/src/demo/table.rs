@@ -1,6 +1,6 @@
 //! The demo's table.
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 
 use super::measure::{Row, Traced};
 
@@ -20,8 +20,13 @@ const HEADER: [&str; 10] = [
 /// All rows, aligned, in units for people.
 pub(super) fn render(rows: &[Row]) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY).set_header(HEADER);
+    // One line below the header, and otherwise only space: ten columns have to fit a terminal.
+    let style = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+    table.load_style(style).set_header(HEADER);
     table.add_rows(rows.iter().map(cells));
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 1));
+    }
     for column in table.column_iter_mut().skip(1).take(HEADER.len() - 2) {
         column.set_cell_alignment(CellAlignment::Right);
     }

@@ -22,8 +22,7 @@ const SUITES: [&str; 5] = ["trixie-backports", "forky", "sid", "trixie", "bookwo
 
 /// Brings the source of the very version of the pinned compiler.
 pub(super) fn ensure() -> Result<()> {
-    // rustc in the workspace's folder is the one of rust-toolchain.toml.
-    let rustc = |args: &[&str]| run_quietly(Command::new("rustc").args(args).current_dir(root()));
+    let rustc = |args: &[&str]| run_quietly(pinned("rustc").args(args));
     let version = rustc(&["-V"])?.split_whitespace().nth(1).context("rustc -V prints no version")?.to_owned();
     let place = PathBuf::from(rustc(&["--print", "sysroot"])?.trim()).join("lib/rustlib/src/rust");
     if has_core(&place) {
@@ -31,9 +30,9 @@ pub(super) fn ensure() -> Result<()> {
         return Ok(());
     }
     step::doing(STEP, "asking rustup for it");
-    let mut rustup = Command::new("rustup");
-    rustup.args(["component", "add", STEP]).current_dir(root());
-    if in_path("rustup").is_some() && run_quietly(&mut rustup).is_ok() && has_core(&place) {
+    let added =
+        in_path("rustup").is_some() && run_quietly(pinned("rustup").args(["component", "add", STEP])).is_ok();
+    if added && has_core(&place) {
         step::done(STEP, format!("{version}, added by rustup"));
         return Ok(());
     }
@@ -43,6 +42,13 @@ pub(super) fn ensure() -> Result<()> {
     link(&source, &place)?;
     step::done(STEP, format!("{version}, from the Debian package, linked into the toolchain"));
     Ok(())
+}
+
+/// A program of the toolchain that rust-toolchain.toml names, whichever this very task was started with.
+fn pinned(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root()).env_remove("RUSTUP_TOOLCHAIN");
+    command
 }
 
 fn has_core(place: &Path) -> bool {

@@ -1,0 +1,449 @@
+//! The running machine as a source of events.
+
+use std::{collections::HashSet, fs, io, time::Duration};
+
+use pgiotrace_ebpf::{Cluster, ReadRecord, flags};
+use tokio::{
+    sync::mpsc::{self, Receiver, UnboundedReceiver},
+    time::{Interval, MissedTickBehavior, interval},
+};
+
+use super::{
+    Capture, Ending, Event, FileId,
+    files::Files,
+    kernel::{
+        Kernel, KernelError, Record, Sizes,
+        programs::{Phase, Program, Refusal},
+    },
+    names::{NameAnswer, RelationKey, Resolver},
+    sampler::{PgSample, Sampler},
+};
+use crate::{
+    model::io::Subject,
+    server::{
+        Pid,
+        aio::{self, AioArea, AioRefusal},
+        connect::Connector,
+        discover::{self, ProcessInfo, Server},
+        symbols::{self, SymbolError, Symbols},
+    },
+};
+
+/// How often the server itself is looked at: whether it runs, and whether its shared memory is new.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+/// Samples that may wait to be taken in.
+const SAMPLES_WAITING: usize = 64;
+/// How long answers about names are waited for at the end.
+const NAMES_TIMEOUT: Duration = Duration::from_secs(2);
+/// The ring: at 144 bytes a record, room for 116,000 reads between two visits.
+const RING_BYTES: u32 = 16 << 20;
+/// Processes of a server that does not say how many it may have (before PostgreSQL 18).
+const ASSUMED_PROCESSES: u32 = 4096;
+
+/// Why nothing can be captured.
+#[derive(Debug, thiserror::Error)]
+pub enum LiveError {
+    /// The kernel side.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A thread for PostgreSQL's side did not start.
+    #[error("starting a thread failed: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// What is to be captured.
+pub struct Plan {
+    /// The server.
+    pub server: Server,
+    /// How to ask it; `None` to leave it alone.
+    pub connector: Option<Connector>,
+    /// Between two samples; `None` for no samples.
+    pub sample_interval: Option<Duration>,
+    /// Whether the kernel side looks for I/O handles.
+    pub use_handles: bool,
+}
+
+/// An attached trace.
+pub struct Live {
+    server: Server,
+    kernel: Kernel,
+    aio: AioState,
+    shared_memory: Option<String>,
+    describer: Describer,
+    sampler: Option<Sampler>,
+    samples: Option<Receiver<PgSample>>,
+    answers: Option<UnboundedReceiver<NameAnswer>>,
+    watch: Interval,
+    some_left: bool,
+    is_stopped: bool,
+    /// Events that arose outside [`Capture::next`].
+    pending: Vec<Event>,
+    /// What the programs had run before the trace.
+    programs_before: Option<u64>,
+}
+
+/// Where the server's I/O handles are.
+struct AioState {
+    use_handles: bool,
+    symbols: Result<Symbols, SymbolError>,
+    area: Result<AioArea, AioRefusal>,
+}
+
+impl AioState {
+    fn read(server: &Server, use_handles: bool) -> Self {
+        let symbols = symbols::read(server.postmaster);
+        let area = aio::read(server, symbols.as_ref().unwrap_or(&Symbols::default()));
+        Self { use_handles, symbols, area }
+    }
+
+    fn cluster(&self, server: &Server) -> Cluster {
+        let mut cluster = Cluster { postmaster_tgid: server.postmaster.0, ..Cluster::default() };
+        if let Ok(symbols) = &self.symbols {
+            cluster.my_proc_number = symbols.my_proc_number.unwrap_or(0);
+        }
+        if let (true, Ok(area)) = (self.use_handles, &self.area) {
+            cluster.handles = area.handles;
+            cluster.handle_count = area.handle_count;
+            cluster.iovecs = area.iovecs;
+            cluster.iovec_count = area.iovec_count;
+            cluster.iovecs_per_handle = area.iovecs_per_handle;
+        }
+        cluster
+    }
+
+    fn sizes(&self) -> Sizes {
+        let (handles, processes) = match &self.area {
+            Ok(area) => (area.handle_count, area.handle_count / area.handles_per_proc.max(1)),
+            Err(_) => (0, ASSUMED_PROCESSES),
+        };
+        Sizes { processes, handles, ring_bytes: RING_BYTES }
+    }
+
+    fn proc_number_of(&self, pid: Pid) -> Option<i32> {
+        aio::read_my_proc_number(pid, self.symbols.as_ref().ok()?)
+    }
+
+    /// What the user loses because handles cannot be read, if anything.
+    fn note(&self) -> Option<String> {
+        let reason = match (&self.symbols, &self.area) {
+            (_, Ok(_) | Err(AioRefusal::BeforeAio { .. })) => return None,
+            (Err(error), _) => error.to_string(),
+            (_, Err(refusal)) => refusal.to_string(),
+        };
+        Some(format!("{reason}: the owners of io workers' reads are only inferred from pg_aios"))
+    }
+}
+
+impl Live {
+    /// Attaches to the kernel and starts to ask the server.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a program that nothing can be traced without.
+    pub fn attach(plan: Plan) -> Result<Self, LiveError> {
+        let Plan { server, connector, sample_interval, use_handles } = plan;
+        let aio = AioState::read(&server, use_handles);
+        let mut notes: Vec<String> = aio.note().into_iter().collect();
+        let mut kernel = Kernel::load(aio.sizes())?;
+        kernel.set_cluster(&aio.cluster(&server))?;
+        // The set of processes is kept by the kernel from here on; those that are there already are added after it,
+        // so that none falls between.
+        let outcomes = kernel.attach_phase(Phase::Processes);
+        kernel.keep(outcomes)?;
+        let processes = seed(&mut kernel, &server, &aio)?;
+        for phase in [Phase::Ends, Phase::Begins] {
+            let outcomes = kernel.attach_phase(phase);
+            notes.extend(kernel.keep(outcomes)?.iter().map(missing_program));
+        }
+        let programs_before = programs_ns(&kernel);
+        let mut watch = interval(WATCH_INTERVAL);
+        watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut live = Self {
+            describer: Describer::new(&server),
+            shared_memory: server.shared_memory(),
+            server,
+            kernel,
+            aio,
+            sampler: None,
+            samples: None,
+            answers: None,
+            watch,
+            some_left: false,
+            is_stopped: false,
+            pending: notes.into_iter().map(Event::Note).collect(),
+            programs_before,
+        };
+        live.pending.extend(processes.into_iter().map(Event::Process));
+        live.ask_server(connector, sample_interval)?;
+        Ok(live)
+    }
+
+    fn ask_server(
+        &mut self,
+        connector: Option<Connector>,
+        sample_interval: Option<Duration>,
+    ) -> Result<(), LiveError> {
+        let Some(connector) = connector else { return Ok(()) };
+        self.pending.extend(connector.warnings().iter().cloned().map(Event::Note));
+        if let Some(interval) = sample_interval {
+            let (sender, receiver) = mpsc::channel(SAMPLES_WAITING);
+            self.sampler =
+                Some(Sampler::spawn(connector.clone(), interval, sender).map_err(LiveError::Thread)?);
+            self.samples = Some(receiver);
+        }
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.describer.resolver = Some(Resolver::spawn(connector, sender).map_err(LiveError::Thread)?);
+        self.answers = Some(receiver);
+        Ok(())
+    }
+
+    /// Looks after the server: whether it runs, and whether its shared memory is new.
+    fn watch_server(&mut self, sink: &mut impl FnMut(Event)) -> Result<(), KernelError> {
+        if self.is_stopped {
+            return Ok(());
+        }
+        if !self.server.is_running() {
+            self.is_stopped = true;
+            sink(Event::Stopped);
+            return Ok(());
+        }
+        if std::mem::take(&mut self.some_left) {
+            self.kernel.retire_groups(|owner| fs::exists(format!("/proc/{owner}")).unwrap_or(false))?;
+        }
+        let shared_memory = self.server.shared_memory();
+        if shared_memory.is_none() || shared_memory == self.shared_memory {
+            return Ok(());
+        }
+        let aio = AioState::read(&self.server, self.aio.use_handles);
+        // It is not filled yet: look again at the next visit.
+        if matches!(aio.area, Err(AioRefusal::Unreadable { .. } | AioRefusal::NotReady)) {
+            return Ok(());
+        }
+        self.kernel.set_cluster(&aio.cluster(&self.server))?;
+        self.aio = aio;
+        self.shared_memory = shared_memory;
+        sink(Event::Restarted);
+        Ok(())
+    }
+
+    fn drain(&mut self, sink: &mut impl FnMut(Event)) {
+        let Self { kernel, describer, some_left, .. } = self;
+        kernel.drain(|record| *some_left |= describer.hand_over(record, sink));
+    }
+}
+
+impl Capture for Live {
+    type Error = LiveError;
+
+    async fn next(&mut self, sink: &mut impl FnMut(Event)) -> Result<(), LiveError> {
+        self.pending.drain(..).for_each(&mut *sink);
+        tokio::select! {
+            ready = self.kernel.readable() => ready?,
+            Some(sample) = receive(&mut self.samples) => sink(Event::Sample(sample)),
+            Some(answer) = receive_unbounded(&mut self.answers) => sink(Event::Name(answer)),
+            _ = self.watch.tick() => self.watch_server(sink)?,
+        }
+        self.drain(sink);
+        Ok(())
+    }
+
+    async fn finish(mut self, sink: &mut impl FnMut(Event)) -> Result<Ending, LiveError> {
+        self.pending.drain(..).for_each(&mut *sink);
+        let programs_now = programs_ns(&self.kernel);
+        self.kernel.detach();
+        let Self { kernel, describer, .. } = &mut self;
+        let totals = kernel
+            .settle(|record| {
+                describer.hand_over(record, sink);
+            })
+            .await?;
+        self.finish_server_side(sink).await;
+        Ok(Ending {
+            device_names: totals
+                .devices
+                .iter()
+                .filter_map(|(dev, _)| Some((*dev, device_name(*dev)?)))
+                .collect(),
+            totals,
+            program_ns: self
+                .programs_before
+                .zip(programs_now)
+                .map(|(before, now)| now.saturating_sub(before)),
+            tracer_cpu_s: own_cpu_s(),
+            tracer_max_rss_bytes: own_max_rss_bytes().unwrap_or(0),
+        })
+    }
+}
+
+impl Live {
+    /// Takes in the last samples and names.
+    async fn finish_server_side(&mut self, sink: &mut impl FnMut(Event)) {
+        if let Some(sampler) = self.sampler.take() {
+            sampler.stop();
+        }
+        while let Some(sample) = self.samples.as_mut().and_then(|samples| samples.try_recv().ok()) {
+            sink(Event::Sample(sample));
+        }
+        // Dropped: the resolver tries once more what is open, and ends.
+        self.describer.resolver = None;
+        let Some(mut answers) = self.answers.take() else { return };
+        let all = async {
+            while let Some(answer) = answers.recv().await {
+                sink(Event::Name(answer));
+            }
+        };
+        // A server that does not answer must not keep the report from its reader.
+        let _ = tokio::time::timeout(NAMES_TIMEOUT, all).await;
+    }
+}
+
+/// Adds what `/proc` says about records before they go on.
+struct Describer {
+    files: Files,
+    described: HashSet<Pid>,
+    resolver: Option<Resolver>,
+    asked: HashSet<RelationKey>,
+    last_asked: Option<RelationKey>,
+}
+
+impl Describer {
+    fn new(server: &Server) -> Self {
+        Self {
+            files: Files::new(server),
+            described: HashSet::new(),
+            resolver: None,
+            asked: HashSet::new(),
+            last_asked: None,
+        }
+    }
+
+    /// Hands a record over, behind what is new about it. Whether a process left.
+    fn hand_over(&mut self, record: Record, sink: &mut impl FnMut(Event)) -> bool {
+        match record {
+            // Its title is not set yet; it is described at its first read.
+            Record::Joined(_) => {}
+            Record::Left(pid) => {
+                self.described.remove(&pid);
+                sink(Event::Left(pid));
+                return true;
+            }
+            Record::Read(read) => {
+                self.describe(&read, sink);
+                sink(Event::Read(read));
+            }
+        }
+        false
+    }
+
+    fn describe(&mut self, read: &ReadRecord, sink: &mut impl FnMut(Event)) {
+        for tgid in [read.executor_tgid, read.begun.owner_tgid] {
+            let pid = Pid(tgid);
+            if tgid != 0
+                && !self.described.contains(&pid)
+                && let Some(process) = discover::process(pid)
+            {
+                self.described.insert(pid);
+                sink(Event::Process(process));
+            }
+        }
+        let relation = if read.begun.flags & flags::HANDLE != 0 {
+            let handle = &read.begun.handle;
+            Some(RelationKey {
+                tablespace_oid: handle.tablespace_oid,
+                database_oid: handle.database_oid,
+                relfilenumber: handle.relfilenumber,
+                is_temp: handle.is_temp != 0,
+            })
+        } else if read.begun.flags & flags::IO_URING == 0 {
+            let id = FileId::of(read);
+            let (facts, is_new) = self.files.look_up(id, Pid(read.executor_tgid), read.begun.fd);
+            if is_new {
+                sink(Event::File(id, facts.clone()));
+            }
+            match &facts.subject {
+                Subject::Relation(relation) => Some(RelationKey::of(relation)),
+                _ => None,
+            }
+        } else {
+            None
+        };
+        if let Some(relation) = relation {
+            self.ask(relation);
+        }
+    }
+
+    /// Asks once for a relation's name. Most reads are of the relation of the read before.
+    fn ask(&mut self, relation: RelationKey) {
+        if self.last_asked == Some(relation) {
+            return;
+        }
+        self.last_asked = Some(relation);
+        if let Some(resolver) = &self.resolver
+            && !self.asked.contains(&relation)
+            && resolver.ask(relation)
+        {
+            self.asked.insert(relation);
+        }
+    }
+}
+
+/// Adds the processes that the server has already.
+fn seed(kernel: &mut Kernel, server: &Server, aio: &AioState) -> Result<Vec<ProcessInfo>, KernelError> {
+    kernel.add_process(server.postmaster, None)?;
+    let processes = server.processes();
+    for process in &processes {
+        kernel.add_process(process.pid, aio.proc_number_of(process.pid))?;
+    }
+    // One that ended before it was added would stay for ever.
+    for process in &processes {
+        if !fs::exists(format!("/proc/{}", process.pid)).unwrap_or(true) {
+            kernel.remove_process(process.pid)?;
+        }
+    }
+    Ok(processes)
+}
+
+fn missing_program((program, refusal): &(&'static Program, Refusal)) -> String {
+    format!("{} not traced: {refusal}; missing: {}", program.name, program.lost_without)
+}
+
+/// Run time of the kernel side's programs so far, if the kernel measures it.
+fn programs_ns(kernel: &Kernel) -> Option<u64> {
+    let is_measured =
+        fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() == "1");
+    is_measured.then(|| kernel.run_time().0)
+}
+
+/// CPU time of this process so far, all threads, seconds.
+fn own_cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Peak resident memory of this process.
+fn own_max_rss_bytes() -> Option<u64> {
+    let status = procfs::process::Process::myself().ok()?.status().ok()?;
+    status.vmhwm.map(|kib| kib * 1024)
+}
+
+/// The kernel's name of a device.
+fn device_name(device: u32) -> Option<String> {
+    let (major, minor) = (device >> 20, device & 0xf_ffff);
+    let link = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The next sample; waits for ever when there are none (any more).
+async fn receive(samples: &mut Option<Receiver<PgSample>>) -> Option<PgSample> {
+    match samples {
+        Some(receiver) => receiver.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn receive_unbounded(answers: &mut Option<UnboundedReceiver<NameAnswer>>) -> Option<NameAnswer> {
+    match answers {
+        Some(receiver) => receiver.recv().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,51 @@
+//! Which reads the user asked for.
+
+use super::{Name, people::Person};
+use crate::{
+    cli::Filter,
+    model::io::{Io, Subject},
+};
+
+impl Filter {
+    /// Whether a read passes; `None` while that depends on a name that is not known yet.
+    pub(super) fn admits(&self, io: &Io, owner: Option<&Person>, name: Option<&Name>) -> Option<bool> {
+        let passes_at_once =
+            self.min_latency.is_none_or(|shortest| u128::from(io.latency_ns) >= shortest.as_nanos())
+                && (self.pids.is_empty() || io.owner.is_some_and(|owner| self.pids.contains(&owner.0)));
+        if !passes_at_once {
+            return Some(false);
+        }
+        let by_session = self.admits_session(io, owner);
+        let by_relation = self.admits_relation(io, name);
+        match (by_session, by_relation) {
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (Some(true), Some(true)) => Some(true),
+            _ => None,
+        }
+    }
+
+    fn admits_session(&self, io: &Io, owner: Option<&Person>) -> Option<bool> {
+        if self.databases.is_empty() && self.users.is_empty() {
+            return Some(true);
+        }
+        if io.owner.is_none() {
+            return Some(false);
+        }
+        let row = owner?.activity.as_ref()?;
+        let is_among = |wanted: &[String], found: &Option<String>| {
+            wanted.is_empty() || found.as_ref().is_some_and(|found| wanted.contains(found))
+        };
+        Some(is_among(&self.databases, &row.database) && is_among(&self.users, &row.user))
+    }
+
+    fn admits_relation(&self, io: &Io, name: Option<&Name>) -> Option<bool> {
+        if self.relations.is_empty() {
+            return Some(true);
+        }
+        if !matches!(io.subject, Subject::Relation(_)) {
+            return Some(false);
+        }
+        let Some(relation) = &name?.relation else { return Some(false) };
+        Some(self.relations.iter().any(|wanted| wanted.matches(&relation.schema, &relation.name)))
+    }
+}

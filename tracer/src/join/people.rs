@@ -1,0 +1,187 @@
+//! Who the processes of the server are.
+
+use std::collections::HashMap;
+
+use crate::{
+    capture::sampler::ActivityRow,
+    model::aggregate::Incarnation,
+    server::{InnerPid, Pid, discover::ProcessInfo},
+};
+
+/// All that is known of one process.
+#[derive(Debug, Clone, Default)]
+pub struct Person {
+    /// PID in the server's namespace.
+    pub inner_pid: Option<InnerPid>,
+    /// Number of an io worker.
+    pub io_worker: Option<u32>,
+    /// Its row of `pg_stat_activity`, the newest that was sampled.
+    pub activity: Option<ActivityRow>,
+    /// What its title says it is, for want of such a row.
+    pub title_type: Option<String>,
+}
+
+/// Processes by PID; one that ended is told from a later one of its PID.
+#[derive(Debug, Default)]
+pub struct People {
+    ended: HashMap<Pid, u32>,
+    people: HashMap<Incarnation, Person>,
+    by_inner: HashMap<InnerPid, Pid>,
+    /// Rows of processes that were not introduced yet.
+    unclaimed: HashMap<InnerPid, ActivityRow>,
+}
+
+impl People {
+    /// The process that has a PID now.
+    #[must_use]
+    pub fn current(&self, pid: Pid) -> Incarnation {
+        Incarnation { pid, number: self.ended.get(&pid).copied().unwrap_or(0) }
+    }
+
+    /// What is known of a process.
+    #[must_use]
+    pub fn get(&self, incarnation: Incarnation) -> Option<&Person> {
+        self.people.get(&incarnation)
+    }
+
+    /// The process of a PID of the server's namespace.
+    #[must_use]
+    pub fn outer(&self, inner: InnerPid) -> Option<Pid> {
+        self.by_inner.get(&inner).copied()
+    }
+
+    /// The PID in the server's namespace.
+    #[must_use]
+    pub fn inner(&self, pid: Pid) -> Option<InnerPid> {
+        self.get(self.current(pid))?.inner_pid
+    }
+
+    /// Whether a process is an io worker.
+    #[must_use]
+    pub fn is_io_worker(&self, pid: Pid) -> bool {
+        self.get(self.current(pid)).is_some_and(|person| person.io_worker.is_some())
+    }
+
+    /// All io workers that were seen.
+    pub fn io_workers(&self) -> impl Iterator<Item = (Pid, u32)> {
+        self.people.iter().filter_map(|(incarnation, person)| Some((incarnation.pid, person.io_worker?)))
+    }
+
+    /// Takes in who a process is.
+    pub fn introduce(&mut self, process: ProcessInfo) {
+        let incarnation = self.current(process.pid);
+        self.by_inner.insert(process.inner_pid, process.pid);
+        let person = self.people.entry(incarnation).or_default();
+        person.inner_pid = Some(process.inner_pid);
+        person.io_worker = io_worker_number(&process.title);
+        person.title_type = type_of_title(&process.title);
+        if let Some(row) = self.unclaimed.remove(&process.inner_pid) {
+            person.activity = Some(row);
+        }
+    }
+
+    /// A process ended: what is known of it stays, and its PID is free.
+    pub fn leave(&mut self, pid: Pid) {
+        if let Some(inner) = self.inner(pid) {
+            self.by_inner.remove(&inner);
+            self.unclaimed.remove(&inner);
+        }
+        *self.ended.entry(pid).or_default() += 1;
+    }
+
+    /// Takes in a row of `pg_stat_activity`.
+    pub fn name(&mut self, row: ActivityRow) {
+        let known = self.outer(row.pid).map(|pid| self.current(pid));
+        match known.and_then(|incarnation| self.people.get_mut(&incarnation)) {
+            Some(person) => person.activity = Some(row),
+            None => {
+                self.unclaimed.insert(row.pid, row);
+            }
+        }
+    }
+}
+
+/// The number in a title `postgres: [cluster: ]io worker N`.
+fn io_worker_number(title: &str) -> Option<u32> {
+    let (before, number) = title.rsplit_once("io worker ")?;
+    (before.starts_with("postgres: ") && before.ends_with(": ")).then(|| number.trim().parse().ok())?
+}
+
+/// The type of an auxiliary process, from a title such as `postgres: checkpointer`. Titles of sessions name user and
+/// database in one string that cannot be taken apart for sure.
+fn type_of_title(title: &str) -> Option<String> {
+    const TYPES: [&str; 9] = [
+        "archiver",
+        "autovacuum launcher",
+        "background writer",
+        "checkpointer",
+        "logger",
+        "logical replication launcher",
+        "startup",
+        "walreceiver",
+        "walwriter",
+    ];
+    let title = title.strip_prefix("postgres: ")?.trim_end();
+    if io_worker_number(&format!("postgres: {title}")).is_some() {
+        return Some("io worker".to_owned());
+    }
+    let last = title.rsplit(": ").next()?;
+    TYPES.iter().find(|kind| last.starts_with(**kind)).map(|kind| (*kind).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, inner: u32, title: &str) -> ProcessInfo {
+        ProcessInfo { pid: Pid(pid), inner_pid: InnerPid(inner), title: title.to_owned() }
+    }
+
+    fn row(pid: u32, user: &str) -> ActivityRow {
+        ActivityRow {
+            pid: InnerPid(pid),
+            leader: None,
+            backend_type: Some("client backend".to_owned()),
+            database_oid: Some(5),
+            database: Some("shop".to_owned()),
+            user: Some(user.to_owned()),
+            application_name: None,
+        }
+    }
+
+    #[test]
+    fn an_io_worker_is_known_by_its_title() {
+        assert_eq!(io_worker_number("postgres: io worker 2"), Some(2));
+        assert_eq!(io_worker_number("postgres: 18/main: io worker 11 "), Some(11));
+        assert_eq!(io_worker_number("postgres: alice io worker 2"), None);
+        assert_eq!(io_worker_number("postgres: alice shop [local] SELECT"), None);
+        assert_eq!(type_of_title("postgres: 18/main: checkpointer ").as_deref(), Some("checkpointer"));
+        assert_eq!(type_of_title("postgres: alice shop [local] SELECT"), None);
+    }
+
+    #[test]
+    fn rows_name_the_process_by_its_inner_pid_whichever_comes_first() {
+        let mut people = People::default();
+        people.name(row(7, "alice"));
+        people.introduce(process(1007, 7, "postgres: alice shop [local] idle"));
+        people.introduce(process(1008, 8, "postgres: bob shop [local] idle"));
+        people.name(row(8, "bob"));
+        for (pid, user) in [(1007, "alice"), (1008, "bob")] {
+            let person = people.get(people.current(Pid(pid))).expect("introduced");
+            assert_eq!(person.activity.as_ref().and_then(|row| row.user.as_deref()), Some(user));
+        }
+    }
+
+    #[test]
+    fn a_reused_pid_is_another_process() {
+        let mut people = People::default();
+        people.introduce(process(1007, 7, "postgres: alice shop [local] idle"));
+        people.name(row(7, "alice"));
+        let first = people.current(Pid(1007));
+        people.leave(Pid(1007));
+        let second = people.current(Pid(1007));
+        assert_ne!(first, second);
+        assert!(people.get(first).is_some_and(|person| person.activity.is_some()));
+        assert!(people.get(second).is_none());
+    }
+}

@@ -1,0 +1,128 @@
+//! One read, fully attributed.
+
+use std::fmt;
+
+use crate::server::Pid;
+
+/// How a read was executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Method {
+    /// By its owner, in a read system call.
+    Sync,
+    /// By an io worker.
+    Worker,
+    /// Through io_uring.
+    IoUring,
+}
+
+/// How sure the owner of a read is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fidelity {
+    /// Read from the I/O itself and validated.
+    Exact,
+    /// The only match among `pg_aios` rows.
+    Inferred,
+    /// Several matches: no owner is shown.
+    Ambiguous,
+    /// No owner is known.
+    Unattributed,
+}
+
+/// One fork of one relation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RelationFork {
+    /// Tablespace; never 0.
+    pub tablespace_oid: u32,
+    /// Database; 0 for shared relations.
+    pub database_oid: u32,
+    /// The relfilenode.
+    pub relfilenumber: u32,
+    /// Fork.
+    pub fork: Fork,
+    /// Whether the relation is a temporary one.
+    pub temporary: bool,
+}
+
+/// `ForkNumber` of PostgreSQL's `src/include/common/relpath.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fork {
+    /// The data.
+    Main,
+    /// Free space map.
+    FreeSpaceMap,
+    /// Visibility map.
+    VisibilityMap,
+    /// Initial contents of an unlogged relation.
+    Init,
+}
+
+impl Fork {
+    /// The fork of a number, `None` for a number that PostgreSQL does not have.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => Self::Main,
+            1 => Self::FreeSpaceMap,
+            2 => Self::VisibilityMap,
+            3 => Self::Init,
+            _ => return None,
+        })
+    }
+
+    /// The fork of a name as PostgreSQL appends it to file names (`forkNames` in `src/common/relpath.c`).
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "main" => Self::Main,
+            "fsm" => Self::FreeSpaceMap,
+            "vm" => Self::VisibilityMap,
+            "init" => Self::Init,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Fork {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Main => "main",
+            Self::FreeSpaceMap => "fsm",
+            Self::VisibilityMap => "vm",
+            Self::Init => "init",
+        })
+    }
+}
+
+/// What was read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Subject {
+    /// A relation.
+    Relation(RelationFork),
+    /// A file that is no relation, by its folder: relative to the data directory where it lies in it.
+    Folder(String),
+    /// A file whose path could not be learned.
+    Unknown,
+}
+
+/// One read that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Io {
+    /// The backend that wanted it; `None` when not known.
+    pub owner: Option<Pid>,
+    /// The process that performed it; for an io-wq thread, the process that the thread belongs to.
+    pub executor: Pid,
+    /// How it was executed.
+    pub method: Method,
+    /// How sure the owner is.
+    pub fidelity: Fidelity,
+    /// What was read.
+    pub subject: Subject,
+    /// Server blocks that it covered; 0 for files that are no relation and for failed reads.
+    pub blocks: u64,
+    /// Bytes returned; 0 for failed reads.
+    pub bytes: u64,
+    /// Whether it ended with an error.
+    pub failed: bool,
+    /// Nanoseconds from start to end.
+    pub latency_ns: u64,
+}
