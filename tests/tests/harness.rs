@@ -1,9 +1,21 @@
 //! The harness itself: what it starts, works; what it leaves, is nothing.
 
-use std::{fs, path::Path};
+use std::{
+    env, fs,
+    io::{self, BufRead as _, BufReader, Read as _},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context as _, Result};
-use pgiotrace_tests::{Cluster, PgInstall, StopMode};
+use anyhow::{Context as _, Result, ensure};
+use pgiotrace_tests::{Cluster, PgInstall, StopMode, sweep_stale};
+
+/// Set in a copy of this very program that is there to be killed.
+const VICTIM: &str = "PGIOTRACE_TEST_VICTIM";
+/// What the victim says before its folder and its server's PID.
+const STARTED: &str = "started: ";
 
 fn is_gone(folder: &Path, postmaster: u32) {
     assert!(!folder.exists(), "{} is still there", folder.display());
@@ -63,5 +75,43 @@ fn a_password_is_asked_for() -> Result<()> {
     cluster.connect("postgres")?;
     let output = cluster.psql_command(&["-w", "-c", "SELECT 1"]).output().context("cannot run psql")?;
     assert!(!output.status.success(), "psql got in without a password");
+    Ok(())
+}
+
+/// Does nothing in an ordinary run: it is the part of the next test that runs in a process of its own.
+#[test]
+fn victim() -> Result<()> {
+    if env::var_os(VICTIM).is_none() {
+        return Ok(());
+    }
+    let cluster = Cluster::builder(PgInstall::v18()?).start()?;
+    println!("\n{STARTED}{} {}", cluster.postmaster_pid()?, cluster.folder().display());
+    // Until it is killed, or its parent is gone.
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+#[test]
+fn a_killed_owner_leaves_no_server_and_its_folder_goes_with_the_next_start() -> Result<()> {
+    let mut victim = Command::new(env::current_exe()?)
+        .args(["--exact", "victim", "--nocapture"])
+        .env(VICTIM, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let lines = BufReader::new(victim.stdout.take().context("the victim has no stdout")?).lines();
+    let said = lines.map_while(Result::ok).find_map(|line| line.strip_prefix(STARTED).map(str::to_owned));
+    victim.kill()?;
+    victim.wait()?;
+    let said = said.context("the victim started no server")?;
+    let (postmaster, folder) = said.split_once(' ').context("the victim named no folder")?;
+
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while Path::new(&format!("/proc/{postmaster}")).exists() {
+        ensure!(Instant::now() < deadline, "the postmaster {postmaster} outlives its owner");
+        thread::sleep(Duration::from_millis(10));
+    }
+    sweep_stale();
+    is_gone(Path::new(folder), postmaster.parse()?);
     Ok(())
 }

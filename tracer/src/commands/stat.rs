@@ -141,11 +141,8 @@ async fn run_command(
     args: &[OsString],
     mut signals: Signals,
 ) -> anyhow::Result<ExitStatus> {
-    let mut child = Command::new(program).args(args).spawn().with_context(|| {
-        format!(
-            "running the command {} failed, so nothing was traced; check its name and PATH",
-            program.display()
-        )
+    let mut child = Command::new(program).args(args).spawn().map_err(|error| {
+        anyhow!("running the command {} failed: {error}; check its name and PATH", program.display())
     })?;
     tokio::select! {
         status = child.wait() => return ended(status),
