@@ -25,10 +25,13 @@ pub mod cache;
 mod cluster;
 mod folder;
 mod install;
+pub mod ledger;
 mod process;
 mod sandbox;
+pub mod scan;
 mod tracer;
 mod user;
+mod wait;
 
 pub use cluster::{Cluster, ClusterBuilder, Kept, StopMode};
 pub use folder::{remove_everything, sweep_stale};
@@ -36,3 +39,4 @@ pub use install::{Kind, PgInstall, STAMP};
 pub use process::wait_timeout;
 pub use tracer::{Finished, Running, Tracer, tracer_binary};
 pub use user::{drop_caches, elevated, is_root};
+pub use wait::wait_until;

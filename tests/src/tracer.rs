@@ -115,6 +115,13 @@ impl Tracer {
         self
     }
 
+    /// Adds arguments at the beginning, where they are never taken for a command's.
+    #[must_use]
+    pub fn first<S: Into<OsString>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.args.splice(0..0, args.into_iter().map(Into::into));
+        self
+    }
+
     /// Sets an environment variable (not through sudo).
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use pgiotrace_tests::{Cluster, PgInstall, StopMode, sweep_stale};
+use pgiotrace_tests::{Cluster, PgInstall, StopMode, Tracer, sweep_stale};
 
 /// Set in a copy of this very program that is there to be killed.
 const VICTIM: &str = "PGIOTRACE_TEST_VICTIM";
@@ -113,5 +113,20 @@ fn a_killed_owner_leaves_no_server_and_its_folder_goes_with_the_next_start() -> 
     }
     sweep_stale();
     is_gone(Path::new(folder), postmaster.parse()?);
+    Ok(())
+}
+
+#[test]
+fn the_tracer_is_run_beside_a_server_in_both_ways() -> Result<()> {
+    let cluster = Cluster::builder(PgInstall::v18()?).start()?;
+    let run = Tracer::stat(&cluster).run(&cluster.psql_command(&["-At", "-c", "SELECT 42"]))?;
+    assert_eq!((run.code(), run.stdout.as_str()), (0, "42\n"), "{}", run.stderr);
+    assert_eq!(run.report()?["target"]["postmaster_pid"], cluster.postmaster_pid()?);
+
+    let background = Tracer::stat(&cluster).start()?;
+    cluster.connect("postgres")?.batch_execute("SELECT 1")?;
+    let run = background.interrupt()?;
+    assert_eq!(run.code(), 0, "{}", run.stderr);
+    assert_eq!(run.report()?["schema"], "pgiotrace.stat/1");
     Ok(())
 }

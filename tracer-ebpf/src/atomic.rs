@@ -23,7 +23,7 @@ pub unsafe fn add_u64(value: *mut u64, amount: u64) {
 pub unsafe fn add_u32(value: *mut u32, amount: u32) {
     // SAFETY: the caller's promise; the verifier checks the access as well.
     unsafe {
-        asm!("lock *(u32 *)({0} + 0) += {1}", in(reg) value, in(reg) u64::from(amount), options(nostack))
+        asm!("lock *(u32 *)({0} + 0) += {1}", in(reg) value, in(reg) u64::from(amount), options(nostack));
     };
 }
 

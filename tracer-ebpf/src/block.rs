@@ -18,7 +18,7 @@ const REQ_OP_MASK: u32 = 0xff;
 const REQ_OP_READ: u32 = 0;
 
 /// What a device starts from: too large for a program's stack.
-static EMPTY_DEVICE: DeviceGroup = DeviceGroup::EMPTY;
+static EMPTY_DEVICE: &DeviceGroup = &DeviceGroup::EMPTY;
 
 #[inline(always)]
 fn is_read(request: u64) -> bool {
@@ -87,7 +87,7 @@ fn device_of(request: u64) -> Option<u32> {
 fn device_group(device: u32) -> Option<&'static mut DeviceGroup> {
     let group = DEVICES.get_ptr_mut(device).or_else(|| {
         // BPF_NOEXIST (1), as for groups of reads.
-        let _ = DEVICES.insert(device, &EMPTY_DEVICE, 1);
+        let _ = DEVICES.insert(device, EMPTY_DEVICE, 1);
         DEVICES.get_ptr_mut(device)
     })?;
     // SAFETY: devices are never removed; members are changed atomically.

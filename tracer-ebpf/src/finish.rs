@@ -22,7 +22,7 @@ pub struct Ended {
 }
 
 /// What a group starts from: too large for a program's stack.
-static EMPTY_GROUP: Group = Group::EMPTY;
+static EMPTY_GROUP: &Group = &Group::EMPTY;
 
 /// Books an ended read.
 #[inline(always)]
@@ -79,7 +79,7 @@ fn add_to_group(begun: &Begun, ended: &Ended, latency_ns: u64) {
 fn group(key: &GroupKey) -> Option<&'static mut Group> {
     let group = GROUPS.get_ptr_mut(key).or_else(|| {
         // BPF_NOEXIST (1): another CPU may have made it meanwhile, and its counts must stay.
-        let _ = GROUPS.insert(key, &EMPTY_GROUP, 1);
+        let _ = GROUPS.insert(key, EMPTY_GROUP, 1);
         GROUPS.get_ptr_mut(key)
     })?;
     // SAFETY: userspace removes a group only after its owner's end; members are changed atomically.

@@ -44,7 +44,10 @@ impl Bytes {
 pub fn io_id_at(cluster: &Cluster, address: u64) -> Option<u32> {
     let distance = address.wrapping_sub(cluster.handles);
     let size = handle::SIZE as u64;
-    if cluster.handles == 0 || distance >= u64::from(cluster.handle_count) * size || distance % size != 0 {
+    if cluster.handles == 0
+        || distance >= u64::from(cluster.handle_count) * size
+        || !distance.is_multiple_of(size)
+    {
         return None;
     }
     Some((distance / size) as u32)
@@ -56,7 +59,7 @@ pub fn io_id_of_iovec(cluster: &Cluster, address: u64) -> Option<u32> {
     let distance = address.wrapping_sub(cluster.iovecs);
     let size = handle::IOVEC_SIZE as u64 * u64::from(cluster.iovecs_per_handle);
     let end = u64::from(cluster.iovec_count) * handle::IOVEC_SIZE as u64;
-    if cluster.handles == 0 || size == 0 || distance >= end || distance % size != 0 {
+    if cluster.handles == 0 || size == 0 || distance >= end || !distance.is_multiple_of(size) {
         return None;
     }
     Some((distance / size) as u32)

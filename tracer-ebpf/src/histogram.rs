@@ -40,12 +40,13 @@ impl Histogram {
 
 /// The bucket of a latency.
 #[must_use]
-#[inline(always)]
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "masked to STEP_BITS bits")]
 pub const fn bucket_of(nanos: u64) -> usize {
     if nanos < 1 << FIRST_EXPONENT {
         return 0;
     }
-    let exponent = 63 - nanos.leading_zeros();
+    let exponent = nanos.ilog2();
     if exponent >= END_EXPONENT {
         return BUCKETS - 1;
     }
@@ -55,6 +56,7 @@ pub const fn bucket_of(nanos: u64) -> usize {
 
 /// Lower bound (inclusive) and upper bound (exclusive) of a bucket, nanoseconds.
 #[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "there are fewer than 2^32 buckets")]
 pub const fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let exponent = FIRST_EXPONENT + bucket as u32 / STEPS;
     let width = 1_u64 << (exponent - STEP_BITS);

@@ -5,6 +5,17 @@
 // Inline assembly for the target is how atomic additions are written there: see `atomic`.
 #![feature(asm_experimental_arch)]
 #![expect(
+    clippy::inline_always,
+    reason = "a program is one function to the verifier; calls cost stack, of which there are 512 bytes"
+)]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "arguments and registers are u64 whatever they carry, and -1 is a value"
+)]
+#![expect(clippy::similar_names, reason = "tgid and tid are the kernel's own names")]
+#![expect(
     missing_docs,
     reason = "a binary has no callers; the macros that make the programs drop their docs"
 )]

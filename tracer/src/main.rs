@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     color.write_global();
     let result = match &action {
         Action::Stat(options) => commands::stat::run(options, verbosity > 0, started, color),
-        Action::Doctor(_) => todo!(),
+        Action::Doctor(options) => commands::doctor::run(options, color),
         Action::Completions(shell) => {
             cli::write_completions(*shell, &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

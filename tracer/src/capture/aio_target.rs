@@ -64,8 +64,8 @@ mod tests {
     };
     const TABLE: AioTarget = AioTarget { relation: RELATION, first_block: 7, last_block: 7 };
 
-    fn with(relation: RelationFork) -> Option<AioTarget> {
-        Some(AioTarget { relation, ..TABLE })
+    fn with(relation: RelationFork) -> AioTarget {
+        AioTarget { relation, ..TABLE }
     }
 
     #[test]
@@ -78,21 +78,24 @@ mod tests {
     #[test]
     fn every_place_a_relation_may_lie_in() {
         let shared = RelationFork { tablespace_oid: 1664, database_oid: 0, relfilenumber: 1262, ..RELATION };
-        assert_eq!(AioTarget::parse(r#"block 7 in file "global/1262""#), with(shared));
+        assert_eq!(AioTarget::parse(r#"block 7 in file "global/1262""#), Some(with(shared)));
         let elsewhere = RelationFork { tablespace_oid: 16390, ..RELATION };
         let text = r#"block 7 in file "pg_tblspc/16390/PG_18_202506291/5/16384""#;
-        assert_eq!(AioTarget::parse(text), with(elsewhere));
+        assert_eq!(AioTarget::parse(text), Some(with(elsewhere)));
         let text = r#"block 7 in file "pg_tblspc/16390/PG_18_202506291/5/t3_16384""#;
-        assert_eq!(AioTarget::parse(text), with(RelationFork { temporary: true, ..elsewhere }));
+        assert_eq!(AioTarget::parse(text), Some(with(RelationFork { temporary: true, ..elsewhere })));
     }
 
     #[test]
     fn every_fork() {
         for fork in [Fork::FreeSpaceMap, Fork::VisibilityMap, Fork::Init] {
             let text = format!("block 7 in file \"base/5/16384_{fork}\"");
-            assert_eq!(AioTarget::parse(&text), with(RelationFork { fork, ..RELATION }));
+            assert_eq!(AioTarget::parse(&text), Some(with(RelationFork { fork, ..RELATION })));
             let text = format!("block 7 in file \"base/5/t12_16384_{fork}\"");
-            assert_eq!(AioTarget::parse(&text), with(RelationFork { fork, temporary: true, ..RELATION }));
+            assert_eq!(
+                AioTarget::parse(&text),
+                Some(with(RelationFork { fork, temporary: true, ..RELATION }))
+            );
         }
     }
 

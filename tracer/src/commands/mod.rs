@@ -1,5 +1,6 @@
 //! The verbs: each turns its options into work and an exit code.
 
+pub mod doctor;
 pub mod stat;
 
 use anyhow::anyhow;

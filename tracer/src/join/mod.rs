@@ -105,7 +105,7 @@ impl Join {
             Event::File(id, facts) => {
                 self.files.insert(id, facts);
             }
-            Event::Process(process) => self.people.introduce(process),
+            Event::Process(process) => self.people.introduce(&process),
             Event::Left(pid) => self.people.leave(pid),
             Event::Sample(sample) => self.take_sample(sample),
             Event::Name(answer) => self.take_name(answer),

@@ -25,7 +25,7 @@ pub struct Person {
 #[derive(Debug, Default)]
 pub struct People {
     ended: HashMap<Pid, u32>,
-    people: HashMap<Incarnation, Person>,
+    known: HashMap<Incarnation, Person>,
     by_inner: HashMap<InnerPid, Pid>,
     /// Rows of processes that were not introduced yet.
     unclaimed: HashMap<InnerPid, ActivityRow>,
@@ -41,7 +41,7 @@ impl People {
     /// What is known of a process.
     #[must_use]
     pub fn get(&self, incarnation: Incarnation) -> Option<&Person> {
-        self.people.get(&incarnation)
+        self.known.get(&incarnation)
     }
 
     /// The process of a PID of the server's namespace.
@@ -64,14 +64,14 @@ impl People {
 
     /// All io workers that were seen.
     pub fn io_workers(&self) -> impl Iterator<Item = (Pid, u32)> {
-        self.people.iter().filter_map(|(incarnation, person)| Some((incarnation.pid, person.io_worker?)))
+        self.known.iter().filter_map(|(incarnation, person)| Some((incarnation.pid, person.io_worker?)))
     }
 
     /// Takes in who a process is.
-    pub fn introduce(&mut self, process: ProcessInfo) {
+    pub fn introduce(&mut self, process: &ProcessInfo) {
         let incarnation = self.current(process.pid);
         self.by_inner.insert(process.inner_pid, process.pid);
-        let person = self.people.entry(incarnation).or_default();
+        let person = self.known.entry(incarnation).or_default();
         person.inner_pid = Some(process.inner_pid);
         person.io_worker = io_worker_number(&process.title);
         person.title_type = type_of_title(&process.title);
@@ -92,7 +92,7 @@ impl People {
     /// Takes in a row of `pg_stat_activity`.
     pub fn name(&mut self, row: ActivityRow) {
         let known = self.outer(row.pid).map(|pid| self.current(pid));
-        match known.and_then(|incarnation| self.people.get_mut(&incarnation)) {
+        match known.and_then(|incarnation| self.known.get_mut(&incarnation)) {
             Some(person) => person.activity = Some(row),
             None => {
                 self.unclaimed.insert(row.pid, row);
@@ -163,8 +163,8 @@ mod tests {
     fn rows_name_the_process_by_its_inner_pid_whichever_comes_first() {
         let mut people = People::default();
         people.name(row(7, "alice"));
-        people.introduce(process(1007, 7, "postgres: alice shop [local] idle"));
-        people.introduce(process(1008, 8, "postgres: bob shop [local] idle"));
+        people.introduce(&process(1007, 7, "postgres: alice shop [local] idle"));
+        people.introduce(&process(1008, 8, "postgres: bob shop [local] idle"));
         people.name(row(8, "bob"));
         for (pid, user) in [(1007, "alice"), (1008, "bob")] {
             let person = people.get(people.current(Pid(pid))).expect("introduced");
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn a_reused_pid_is_another_process() {
         let mut people = People::default();
-        people.introduce(process(1007, 7, "postgres: alice shop [local] idle"));
+        people.introduce(&process(1007, 7, "postgres: alice shop [local] idle"));
         people.name(row(7, "alice"));
         let first = people.current(Pid(1007));
         people.leave(Pid(1007));

@@ -178,10 +178,13 @@ pub enum ServerError {
 }
 
 fn hint_for_none(unreadable: usize) -> String {
-    if unreadable == 0 {
+    // Even root is refused a few: kernel threads that are just ending, processes behind a security module.
+    if unreadable == 0 || rustix::process::geteuid().is_root() {
         return "start the server first".to_owned();
     }
-    format!("{unreadable} processes could not be inspected: run pgiotrace as root, or start the server first")
+    format!(
+        "the processes of other users ({unreadable}) could not be inspected: run pgiotrace as root, or start the server first"
+    )
 }
 
 fn listing(servers: &[Server]) -> String {

@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn members_inside_anonymous_unions_are_found() {
-        // io_kiocb.cqe is in no union, its member fd is in an anonymous one.
+        // struct io_cqe: u64 user_data, s32 res, and an anonymous union that holds fd.
         let (outer, inner) =
             (kernel().offset_of("io_kiocb", "cqe"), kernel().offset_of("io_kiocb", "cqe.fd"));
         let (outer, inner) = (outer.expect("one structure"), inner.expect("one structure"));
-        assert_eq!(inner.expect("a member"), outer.expect("a member") + 8);
+        assert_eq!(inner.expect("a member"), outer.expect("a member") + 12);
     }
 
     #[test]

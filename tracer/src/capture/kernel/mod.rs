@@ -58,7 +58,7 @@ pub enum KernelError {
         lost_without: &'static str,
         /// Why.
         #[source]
-        refusal: Refusal,
+        refusal: Box<Refusal>,
     },
 }
 
@@ -218,7 +218,7 @@ impl Kernel {
                 Ok(attached) => self.attached.push((program.phase, attached)),
                 Err(refusal) if program.required => {
                     let (name, lost_without) = (program.name, program.lost_without);
-                    return Err(KernelError::Required { name, lost_without, refusal });
+                    return Err(KernelError::Required { name, lost_without, refusal: Box::new(refusal) });
                 }
                 Err(refusal) => missing.push((program, refusal)),
             }
@@ -404,7 +404,7 @@ impl Kernel {
     fn entries<const K: usize, const V: usize>(
         &self,
         name: &'static str,
-    ) -> Result<Vec<([u8; K], [u8; V])>, KernelError> {
+    ) -> Result<Entries<K, V>, KernelError> {
         let map: HashMap<_, [u8; K], [u8; V]> = self.map(name)?;
         Ok(map.iter().filter_map(Result::ok).collect())
     }
@@ -425,6 +425,9 @@ impl Kernel {
         M::try_from(map).map_err(|source| KernelError::Map { map: name, source })
     }
 }
+
+/// What a hash map holds, as the kernel's bytes.
+type Entries<const K: usize, const V: usize> = Vec<([u8; K], [u8; V])>;
 
 fn no_such_map(map: &'static str) -> KernelError {
     KernelError::Map { map, source: MapError::ElementNotFound }
