@@ -75,7 +75,7 @@ pub enum ServerError {
         source: io::Error,
     },
     /// No server runs, or none that may be inspected.
-    #[error("no running PostgreSQL server was found in /proc; {}", hint_for_none(*.unreadable))]
+    #[error("no running PostgreSQL server was found in /proc; {}", hint_for_none(*.unreadable, rustix::process::geteuid().is_root()))]
     NoServer {
         /// Processes whose working directory could not be looked at.
         unreadable: usize,
@@ -177,9 +177,9 @@ pub enum ServerError {
     },
 }
 
-fn hint_for_none(unreadable: usize) -> String {
+fn hint_for_none(unreadable: usize, is_root: bool) -> String {
     // Even root is refused a few: kernel threads that are just ending, processes behind a security module.
-    if unreadable == 0 || rustix::process::geteuid().is_root() {
+    if unreadable == 0 || is_root {
         return "start the server first".to_owned();
     }
     format!(
@@ -577,8 +577,8 @@ mod tests {
             error.to_string(),
             "no running PostgreSQL server was found in /proc; start the server first"
         );
-        let error = find_by_address(&Selection::default(), Vec::new(), 7).expect_err("no server");
-        assert!(error.to_string().contains("run pgiotrace as root"), "{error}");
+        assert!(hint_for_none(7, false).contains("run pgiotrace as root"));
+        assert_eq!(hint_for_none(7, true), "start the server first");
     }
 
     #[test]
