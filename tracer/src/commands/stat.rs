@@ -16,7 +16,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use super::{find_server, runtime};
+use super::{doctor, find_server, runtime};
 use crate::{
     capture::{
         Capture,
@@ -45,6 +45,7 @@ pub fn run(
 ) -> anyhow::Result<ExitCode> {
     options.report.destination.check()?;
     let (server, connector) = find_server(&options.connection)?;
+    doctor::require_privileges()?;
     let plan = Plan {
         server: server.clone(),
         connector,

@@ -1,6 +1,7 @@
 //! Join: events become attributed reads, and these the report. Pure: no I/O, so it is tested with made-up events.
 
 pub mod aios;
+mod ended;
 mod filter;
 mod people;
 mod reads;
@@ -25,6 +26,7 @@ use crate::{
     server::{discover::Server, facts::ServerFacts},
 };
 use aios::Aios;
+use ended::Ended;
 use people::People;
 
 /// Reads whose owner is still looked for; beyond it, the oldest is given up.
@@ -60,6 +62,7 @@ pub struct Join {
     aggregate: Aggregate,
     fidelity: FidelityCounts,
     ends: Ends,
+    ended: Ended,
     /// Reads without an owner, until the samples around them are in.
     waiting: VecDeque<ReadRecord>,
     /// Reads of which it is not known yet whether the filter takes them.
@@ -84,6 +87,7 @@ impl Join {
             aggregate: Aggregate::default(),
             fidelity: FidelityCounts::default(),
             ends: Ends::default(),
+            ended: Ended::default(),
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
             last_sample: None,
@@ -106,7 +110,11 @@ impl Join {
                 self.files.insert(id, facts);
             }
             Event::Process(process) => self.people.introduce(&process),
-            Event::Left(pid) => self.people.leave(pid),
+            Event::Left(pid) => {
+                let incarnation = self.people.current(pid);
+                self.people.leave(pid);
+                self.end_process(incarnation);
+            }
             Event::Sample(sample) => self.take_sample(sample),
             Event::Name(answer) => self.take_name(answer),
             Event::Restarted => {

@@ -89,6 +89,11 @@ impl People {
         *self.ended.entry(pid).or_default() += 1;
     }
 
+    /// Forgets a process that ended, and says who it was.
+    pub fn forget(&mut self, incarnation: Incarnation) -> Option<Person> {
+        self.known.remove(&incarnation)
+    }
+
     /// Takes in a row of `pg_stat_activity`.
     pub fn name(&mut self, row: ActivityRow) {
         let known = self.outer(row.pid).map(|pid| self.current(pid));

@@ -10,7 +10,7 @@ use crate::{
     capture::{FileId, names::RelationKey},
     model::{
         aggregate::Incarnation,
-        io::{Fidelity, Fork, Io, Method, RelationFork, Subject},
+        io::{Executor, Fidelity, Fork, Io, Method, RelationFork, Subject},
     },
     server::Pid,
 };
@@ -155,9 +155,16 @@ impl Join {
         } else {
             Method::Worker
         };
+        let executor_kind = match method {
+            Method::Sync => Executor::Owner,
+            Method::Worker => Executor::IoWorker,
+            Method::IoUring if record.begun.flags & flags::PUNTED != 0 => Executor::IouWrk,
+            Method::IoUring => Executor::Owner,
+        };
         let io = Io {
             owner,
             executor,
+            executor_kind,
             method,
             fidelity,
             subject: self.subject(record),

@@ -4,12 +4,16 @@ use std::cmp::Reverse;
 
 use pgiotrace_ebpf::Counter;
 
-use super::{Join, people::Person};
+use super::{
+    Join,
+    ended::{Ended, Kind},
+    people::Person,
+};
 use crate::{
     capture::Ending,
     model::{
-        Backend, Device, IoWorker, KernelHistogram, Ledger, Overhead, OwnerShare, Relation, STAT_SCHEMA,
-        StatReport, Target, Window,
+        Backend, Device, EndedBackends, IoWorker, KernelHistogram, Ledger, Overhead, OwnerShare, Relation,
+        STAT_SCHEMA, StatReport, Target, Window,
         aggregate::{IoTotals, WorkerTotals},
         io::Subject,
     },
@@ -25,6 +29,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         ledger,
         overhead: overhead(ending, attach_ms),
         backends: backends(&join),
+        ended_backends: ended_backends(&join),
         io_workers: io_workers(&join, window.duration_s),
         relations: relations(&join),
         devices: devices(ending),
@@ -81,6 +86,7 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
         ));
         return;
     }
+    join.ended = Ended::default();
     let Join { aggregate, people, .. } = join;
     aggregate.replace_by_groups(
         &ending.totals.groups,
@@ -123,6 +129,18 @@ fn backends(join: &Join) -> Vec<Backend> {
         }
     };
     backends.into_iter().map(backend).collect()
+}
+
+fn ended_backends(join: &Join) -> Vec<EndedBackends> {
+    let entry = |(kind, (processes, totals)): (&Kind, &(u64, IoTotals))| EndedBackends {
+        processes: *processes,
+        backend_type: kind.backend_type.clone(),
+        database: kind.database.clone(),
+        user: kind.user.clone(),
+        application_name: kind.application_name.clone(),
+        io: totals.summary(),
+    };
+    join.ended.folded.iter().map(entry).collect()
 }
 
 fn io_workers(join: &Join, duration_s: f64) -> Vec<IoWorker> {

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use pgiotrace_ebpf::{Group, GroupKey, method};
 
 use super::{
-    ByMethod, Dist, IoSummary, LatencyHistogram, Stages,
+    ByExecutor, ByMethod, Dist, IoSummary, LatencyHistogram, Stages,
     dist::KernelHistogram,
-    io::{Fidelity, Io, Method, Subject},
+    io::{Executor, Fidelity, Io, Method, Subject},
 };
 use crate::server::Pid;
 
@@ -30,6 +30,7 @@ pub struct IoTotals {
     /// Server blocks of relations.
     pub blocks: u64,
     by_method: ByMethod,
+    by_executor: ByExecutor,
     latency: LatencyHistogram,
     /// Latencies that are known only in the kernel's coarser buckets.
     coarse: KernelHistogram,
@@ -42,6 +43,11 @@ impl IoTotals {
         self.bytes += io.bytes;
         self.blocks += io.blocks;
         *self.method_mut(io.method) += 1;
+        *match io.executor_kind {
+            Executor::Owner => &mut self.by_executor.owner,
+            Executor::IoWorker => &mut self.by_executor.io_worker,
+            Executor::IouWrk => &mut self.by_executor.iou_wrk,
+        } += 1;
         self.latency.record(io.latency_ns);
     }
 
@@ -61,6 +67,22 @@ impl IoTotals {
             Method::Worker => &mut self.by_method.worker,
             Method::IoUring => &mut self.by_method.io_uring,
         }
+    }
+
+    /// Adds all that another set holds.
+    pub fn merge(&mut self, other: &Self) {
+        let Self { reads, bytes, blocks, by_method, by_executor, latency, coarse } = other;
+        self.reads += reads;
+        self.bytes += bytes;
+        self.blocks += blocks;
+        self.by_method.sync += by_method.sync;
+        self.by_method.worker += by_method.worker;
+        self.by_method.io_uring += by_method.io_uring;
+        self.by_executor.owner += by_executor.owner;
+        self.by_executor.io_worker += by_executor.io_worker;
+        self.by_executor.iou_wrk += by_executor.iou_wrk;
+        self.latency.merge(latency);
+        self.coarse.merge(coarse);
     }
 
     /// Sum of all latencies, nanoseconds.
@@ -83,12 +105,19 @@ impl IoTotals {
             bytes: self.bytes,
             blocks: self.blocks,
             by_method: self.by_method,
+            by_executor: self.executors_are_known().then_some(self.by_executor),
             by_source: None,
             latency_us: self.latency_dist(),
             stages_us: Stages::default(),
             exposed_us: None,
             hidden_us: None,
         }
+    }
+
+    /// The kernel's own counts do not tell executors.
+    fn executors_are_known(&self) -> bool {
+        let ByExecutor { owner, io_worker, iou_wrk } = self.by_executor;
+        owner + io_worker + iou_wrk == self.reads
     }
 
     fn latency_dist(&self) -> Option<Dist> {

@@ -30,41 +30,115 @@ pub struct Dist {
 
 /// Latencies from 1 ns to one hour with three significant digits; sum, count and maximum are exact.
 ///
-/// It grows with what is put in, so that an empty one costs little. Longer values are counted in
-/// [`LatencyHistogram::beyond_range`], not clipped.
-#[derive(Debug, Clone)]
+/// The first [`FEW`] values are kept as they are, because most relations of a large server are read a few times only and
+/// a histogram takes tens of KiB. Longer values than one hour are counted in [`LatencyHistogram::beyond_range`], not
+/// clipped.
+#[derive(Debug, Clone, Default)]
 pub struct LatencyHistogram {
-    histogram: Histogram<u32>,
+    values: Values,
     sum_nanos: u128,
     max_nanos: u64,
     beyond_range: u64,
 }
 
-impl Default for LatencyHistogram {
+/// How many values are kept as they are.
+const FEW: usize = 256;
+
+/// Why recording does not fail.
+const GROWS: &str = "a histogram that grows by itself takes every value";
+
+#[derive(Debug, Clone)]
+enum Values {
+    Few(Vec<u64>),
+    Many(Histogram<u32>),
+}
+
+impl Default for Values {
     fn default() -> Self {
-        let mut histogram = Histogram::new(3).expect("three significant digits are in hdrhistogram's range");
-        histogram.auto(true);
-        Self { histogram, sum_nanos: 0, max_nanos: 0, beyond_range: 0 }
+        Self::Few(Vec::new())
+    }
+}
+
+impl Values {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Few(values) => values.len() as u64,
+            Self::Many(histogram) => histogram.len(),
+        }
+    }
+
+    /// Adds a value within the range.
+    fn record(&mut self, nanos: u64) {
+        match self {
+            Self::Few(values) if values.len() < FEW => values.push(nanos),
+            Self::Few(_) => {
+                self.many();
+                self.record(nanos);
+            }
+            Self::Many(histogram) => histogram.record(nanos).expect(GROWS),
+        }
+    }
+
+    /// Turns into a histogram.
+    fn many(&mut self) -> &mut Histogram<u32> {
+        if let Self::Few(values) = self {
+            let mut histogram =
+                Histogram::new(3).expect("three significant digits are in hdrhistogram's range");
+            histogram.auto(true);
+            values.iter().for_each(|nanos| histogram.record(*nanos).expect(GROWS));
+            *self = Self::Many(histogram);
+        }
+        match self {
+            Self::Many(histogram) => histogram,
+            Self::Few(_) => unreachable!("it was turned into a histogram above"),
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        match other {
+            Self::Few(values) => values.iter().for_each(|nanos| self.record(*nanos)),
+            Self::Many(histogram) => {
+                self.many().add(histogram).expect(GROWS);
+            }
+        }
+    }
+
+    /// The smallest value that `share` of all values do not exceed. There must be values.
+    fn at(&self, share: f64) -> u64 {
+        match self {
+            Self::Many(histogram) => histogram.value_at_quantile(share),
+            Self::Few(values) => {
+                let mut values = values.clone();
+                values.sort_unstable();
+                let below = values
+                    .iter()
+                    .enumerate()
+                    .find(|(index, _)| (index + 1) as f64 >= share * values.len() as f64);
+                below.map_or(0, |(_, nanos)| *nanos)
+            }
+        }
     }
 }
 
 impl LatencyHistogram {
     /// Adds one latency, in nanoseconds.
     pub fn record(&mut self, nanos: u64) {
-        self.record_n(nanos, 1);
+        self.sum_nanos += u128::from(nanos);
+        self.max_nanos = self.max_nanos.max(nanos);
+        if nanos > MAX_NANOS {
+            self.beyond_range += 1;
+        } else {
+            self.values.record(nanos);
+        }
     }
 
-    /// Adds `count` equal latencies, in nanoseconds.
-    pub fn record_n(&mut self, nanos: u64, count: u64) {
-        if count == 0 {
-            return;
-        }
-        self.sum_nanos += u128::from(nanos) * u128::from(count);
-        self.max_nanos = self.max_nanos.max(nanos);
-        let count_u32 = u32::try_from(count).unwrap_or(u32::MAX);
-        if nanos > MAX_NANOS || self.histogram.record_n(nanos, count_u32).is_err() {
-            self.beyond_range += count;
-        }
+    /// Adds all that another one holds.
+    pub fn merge(&mut self, other: &Self) {
+        let Self { values, sum_nanos, max_nanos, beyond_range } = other;
+        self.values.merge(values);
+        self.sum_nanos += sum_nanos;
+        self.max_nanos = self.max_nanos.max(*max_nanos);
+        self.beyond_range += beyond_range;
     }
 
     /// Values that were too long for the histogram.
@@ -82,7 +156,7 @@ impl LatencyHistogram {
     /// The summary, or `None` when nothing was recorded.
     #[must_use]
     pub fn dist(&self) -> Option<Dist> {
-        let count = self.histogram.len() + self.beyond_range;
+        let count = self.values.len() + self.beyond_range;
         if count == 0 {
             return None;
         }
@@ -101,13 +175,12 @@ impl LatencyHistogram {
 
     /// The value below which `quantile` of all `count` values lie; values beyond the range count as the maximum.
     fn percentile(&self, count: u64, quantile: f64) -> f64 {
-        let in_range = self.histogram.len() as f64;
+        let in_range = self.values.len() as f64;
         let rank = quantile * count as f64;
         if rank > in_range || in_range == 0.0 {
             return self.max_nanos as f64 / 1e3;
         }
-        let nanos = self.histogram.value_at_quantile(rank / in_range).min(self.max_nanos);
-        nanos as f64 / 1e3
+        self.values.at(rank / in_range).min(self.max_nanos) as f64 / 1e3
     }
 }
 
@@ -128,6 +201,17 @@ impl KernelHistogram {
         }
         self.sum_nanos += histogram.sum_ns;
         self.max_nanos = self.max_nanos.max(histogram.max_ns);
+    }
+
+    /// Adds all that another one holds.
+    pub fn merge(&mut self, other: &Self) {
+        let Self { counts, sum_nanos, max_nanos } = other;
+        self.counts.resize(self.counts.len().max(counts.len()), 0);
+        for (sum, count) in self.counts.iter_mut().zip(counts) {
+            *sum += count;
+        }
+        self.sum_nanos += sum_nanos;
+        self.max_nanos = self.max_nanos.max(*max_nanos);
     }
 
     /// Sum of all values, nanoseconds.
@@ -202,5 +286,27 @@ mod tests {
         assert_eq!((histogram.beyond_range(), dist.count), (1, 2));
         assert!(dist.max > 3.6e9, "the maximum is the true one: {}", dist.max);
         assert!((dist.p50 - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn few_values_give_the_same_as_many_and_merge_like_them() {
+        let (mut few, mut parts) = (LatencyHistogram::default(), LatencyHistogram::default());
+        for micros in 1..=FEW as u64 {
+            few.record(micros * 1_000);
+        }
+        for range in [1..=10_u64, 11..=FEW as u64] {
+            let mut part = LatencyHistogram::default();
+            range.for_each(|micros| part.record(micros * 1_000));
+            parts.merge(&part);
+        }
+        assert_eq!(few.dist(), parts.dist());
+        let exact = few.dist().expect("values were recorded");
+        few.values.many();
+        let coarse = few.dist().expect("values were recorded");
+        for (exact, coarse) in [(exact.p50, coarse.p50), (exact.p99, coarse.p99), (exact.p999, coarse.p999)] {
+            assert!((exact - coarse).abs() / exact < 1e-3, "{exact} and {coarse}");
+        }
+        parts.merge(&few);
+        assert_eq!(parts.dist().map(|dist| dist.count), Some(2 * FEW as u64));
     }
 }

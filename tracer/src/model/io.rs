@@ -15,6 +15,17 @@ pub enum Method {
     IoUring,
 }
 
+/// What executed a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Executor {
+    /// The owner itself: in a system call, or inside its io_uring submission.
+    Owner,
+    /// An io worker.
+    IoWorker,
+    /// A kernel thread of the owner's ring (`iou-wrk`).
+    IouWrk,
+}
+
 /// How sure the owner of a read is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fidelity {
@@ -111,6 +122,8 @@ pub struct Io {
     pub owner: Option<Pid>,
     /// The process that performed it; for an io-wq thread, the process that the thread belongs to.
     pub executor: Pid,
+    /// What kind of process that is.
+    pub executor_kind: Executor,
     /// How it was executed.
     pub method: Method,
     /// How sure the owner is.

@@ -11,6 +11,6 @@ mod stat;
 pub use dist::{Dist, KernelHistogram, LatencyHistogram};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
-    Backend, ByMethod, BySource, Device, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger,
-    Relation, STAT_SCHEMA, Stages, StatReport, Target, Window,
+    Backend, ByExecutor, ByMethod, BySource, Device, EndedBackends, IoSummary, IoWorker, Ledger, Overhead,
+    OwnerShare, PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Target, Window,
 };

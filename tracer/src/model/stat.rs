@@ -25,6 +25,8 @@ pub struct StatReport {
     pub overhead: Overhead,
     /// One entry a process that owned reads, busiest first.
     pub backends: Vec<Backend>,
+    /// Processes that ended, where there were too many to keep one by one: folded by who they were.
+    pub ended_backends: Vec<EndedBackends>,
     /// One entry an io worker of the server.
     pub io_workers: Vec<IoWorker>,
     /// One entry a relation fork that was read, most read first.
@@ -141,6 +143,23 @@ pub struct Backend {
     pub io: IoSummary,
 }
 
+/// Processes that ended, folded into one entry.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EndedBackends {
+    /// How many.
+    pub processes: u64,
+    /// `pg_stat_activity.backend_type`.
+    pub backend_type: Option<String>,
+    /// Name of the database.
+    pub database: Option<String>,
+    /// Name of the role.
+    pub user: Option<String>,
+    /// `application_name` of the sessions.
+    pub application_name: Option<String>,
+    /// What they owned.
+    pub io: IoSummary,
+}
+
 /// An io worker, by what it executed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IoWorker {
@@ -216,6 +235,8 @@ pub struct IoSummary {
     pub blocks: u64,
     /// Reads by the way they were executed.
     pub by_method: ByMethod,
+    /// Reads by what executed them; `None` where only the kernel's counts are left, which do not tell it.
+    pub by_executor: Option<ByExecutor>,
     /// Reads by where the bytes came from; `None` while that is not measured.
     pub by_source: Option<BySource>,
     /// The reads' latency; `None` when there are none.
@@ -237,6 +258,17 @@ pub struct ByMethod {
     pub worker: u64,
     /// Through io_uring.
     pub io_uring: u64,
+}
+
+/// Reads by what executed them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct ByExecutor {
+    /// The owner itself: in a system call, or inside its io_uring submission.
+    pub owner: u64,
+    /// An io worker.
+    pub io_worker: u64,
+    /// A kernel thread of the owner's ring (`iou-wrk`).
+    pub iou_wrk: u64,
 }
 
 /// Reads by where their bytes came from.

@@ -10,7 +10,9 @@ use std::io::{self, Write};
 use ::csv::Writer;
 
 use super::printable::printable;
-use crate::model::{Backend, ByMethod, Device, Dist, IoSummary, IoWorker, Relation, StatReport};
+use crate::model::{
+    Backend, ByMethod, Device, Dist, EndedBackends, IoSummary, IoWorker, Relation, StatReport,
+};
 
 /// Writes all rows.
 ///
@@ -21,6 +23,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     let mut writer = Writer::from_writer(out);
     writer.write_record(Row::default().cells().map(|(column, _)| column))?;
     let rows = (report.backends.iter().map(backend))
+        .chain(report.ended_backends.iter().map(ended_backends))
         .chain(report.io_workers.iter().map(io_worker))
         .chain(report.relations.iter().map(relation))
         .chain(report.devices.iter().map(device));
@@ -35,6 +38,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
 struct Row<'a> {
     section: &'static str,
     pid: Option<u32>,
+    processes: Option<u64>,
     backend_type: Option<&'a str>,
     leader_pid: Option<u32>,
     database: Option<&'a str>,
@@ -82,6 +86,7 @@ impl<'a> Row<'a> {
             ("database", cell(self.database.map(printable))),
             ("user", cell(self.user.map(printable))),
             ("application_name", cell(self.application_name.map(printable))),
+            ("processes", cell(self.processes)),
             ("worker", cell(self.worker)),
             ("busy_ratio", cell(self.busy_ratio)),
             ("schema", cell(self.schema.map(printable))),
@@ -159,6 +164,17 @@ fn backend(backend: &Backend) -> Row<'_> {
         user: backend.user.as_deref(),
         application_name: backend.application_name.as_deref(),
         ..Row::of("backend", &backend.io)
+    }
+}
+
+fn ended_backends(ended: &EndedBackends) -> Row<'_> {
+    Row {
+        processes: Some(ended.processes),
+        backend_type: ended.backend_type.as_deref(),
+        database: ended.database.as_deref(),
+        user: ended.user.as_deref(),
+        application_name: ended.application_name.as_deref(),
+        ..Row::of("ended_backends", &ended.io)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Reports for the snapshot tests of all forms.
 
 use crate::model::{
-    Backend, ByMethod, Check, Device, Dist, DoctorReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
-    PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Status, Target, Window,
+    Backend, ByExecutor, ByMethod, Check, Device, Dist, DoctorReport, EndedBackends, IoSummary, IoWorker,
+    Ledger, Overhead, OwnerShare, PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Status, Target,
+    Window,
 };
 
 /// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
@@ -19,6 +20,14 @@ pub fn full() -> StatReport {
             ..balanced()
         },
         backends: backends(),
+        ended_backends: vec![EndedBackends {
+            processes: 1_200,
+            backend_type: Some("client backend".to_owned()),
+            database: Some("shop".to_owned()),
+            user: Some("web".to_owned()),
+            application_name: None,
+            io: io(method(4_000, 0, 0), 1, 12.5),
+        }],
         io_workers: io_workers(),
         relations: relations(),
         devices: devices(),
@@ -47,6 +56,7 @@ pub fn empty() -> StatReport {
             attach_ms: 310.0,
         },
         backends: Vec::new(),
+        ended_backends: Vec::new(),
         io_workers: Vec::new(),
         relations: Vec::new(),
         devices: Vec::new(),
@@ -143,6 +153,7 @@ fn io(by_method: ByMethod, blocks_per_read: u64, p50: f64) -> IoSummary {
         bytes: reads * blocks_per_read * 8_192,
         blocks: reads * blocks_per_read,
         by_method,
+        by_executor: Some(ByExecutor { owner: sync + io_uring, io_worker: worker, iou_wrk: 0 }),
         by_source: None,
         latency_us: (reads > 0).then(|| dist(reads, p50)),
         stages_us: Stages::default(),

@@ -10,8 +10,8 @@ use super::printable::printable;
 use super::table::{Column, NOT_MEASURED, write_table};
 use super::units;
 use crate::model::{
-    Backend, Device, Dist, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger, Relation,
-    StatReport, Target, Window,
+    Backend, Device, Dist, EndedBackends, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger,
+    Relation, StatReport, Target, Window,
 };
 
 /// What the reader must not overlook.
@@ -30,6 +30,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     write_ledger(out, &report.ledger)?;
     write_pg_aios(out, report.ledger.pg_aios.as_ref())?;
     write_table(out, "Backends: reads they wanted, whoever executed them", &BACKENDS, &report.backends)?;
+    write_table(out, "Backends that ended, folded", &ENDED_BACKENDS, &report.ended_backends)?;
     write_table(
         out,
         "Io workers: reads they executed, whoever wanted them",
@@ -59,6 +60,21 @@ const BACKENDS: [Column<Backend>; 15] = [
     Column::figure("P99", |backend| latency(&backend.io, |dist| dist.p99)),
     Column::figure("MAX", |backend| latency(&backend.io, |dist| dist.max)),
     Column::figure("TOTAL", |backend| latency(&backend.io, |dist| dist.sum)),
+];
+
+/// Columns of the table of ended backends.
+const ENDED_BACKENDS: [Column<EndedBackends>; 11] = [
+    Column::figure("PROCESSES", |ended| units::count(ended.processes)),
+    Column::name("TYPE", |ended| name(ended.backend_type.as_deref())),
+    Column::name("DATABASE", |ended| name(ended.database.as_deref())),
+    Column::name("USER", |ended| name(ended.user.as_deref())),
+    Column::name("APPLICATION", |ended| name(ended.application_name.as_deref())),
+    Column::figure("READS", |ended| units::count(ended.io.reads)),
+    Column::figure("SIZE", |ended| units::size(ended.io.bytes)),
+    Column::figure("BLOCKS", |ended| units::count(ended.io.blocks)),
+    Column::figure("P50", |ended| latency(&ended.io, |dist| dist.p50)),
+    Column::figure("P99", |ended| latency(&ended.io, |dist| dist.p99)),
+    Column::figure("MAX", |ended| latency(&ended.io, |dist| dist.max)),
 ];
 
 /// Columns of the table of io workers.

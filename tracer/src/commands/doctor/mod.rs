@@ -45,6 +45,23 @@ fn examine(connection: &ConnectionOptions) -> DoctorReport {
     DoctorReport { schema: SCHEMA, can_trace: can_trace(&checks), checks }
 }
 
+/// Makes sure that this process may trace at all: without the privileges the kernel's own errors are cryptic, and in a
+/// container's PID namespace a trace would be silently empty.
+///
+/// # Errors
+///
+/// The first thing that is missing, in one sentence.
+pub(super) fn require_privileges() -> anyhow::Result<()> {
+    let checks = privileges::Privileges::of_this_process().checks();
+    match checks.into_iter().find(|check| check.required && check.status != Status::Ok) {
+        None => Ok(()),
+        Some(Check { name, detail, mend, .. }) => {
+            let mend = mend.unwrap_or_else(|| "see pgiotrace doctor".to_owned());
+            anyhow::bail!("nothing can be traced here: {name}: {detail}; {mend}")
+        }
+    }
+}
+
 /// Whether everything that is required is there.
 fn can_trace(checks: &[Check]) -> bool {
     checks.iter().all(|check| !check.required || check.status == Status::Ok)
