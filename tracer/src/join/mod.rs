@@ -6,6 +6,8 @@ mod filter;
 mod people;
 mod reads;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 

@@ -156,10 +156,9 @@ impl Join {
             Method::Worker
         };
         let executor_kind = match method {
-            Method::Sync => Executor::Owner,
             Method::Worker => Executor::IoWorker,
             Method::IoUring if record.begun.flags & flags::PUNTED != 0 => Executor::IouWrk,
-            Method::IoUring => Executor::Owner,
+            Method::Sync | Method::IoUring => Executor::Owner,
         };
         let io = Io {
             owner,

@@ -85,7 +85,9 @@ impl Values {
             let mut histogram =
                 Histogram::new(3).expect("three significant digits are in hdrhistogram's range");
             histogram.auto(true);
-            values.iter().for_each(|nanos| histogram.record(*nanos).expect(GROWS));
+            for nanos in values {
+                histogram.record(*nanos).expect(GROWS);
+            }
             *self = Self::Many(histogram);
         }
         match self {

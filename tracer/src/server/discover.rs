@@ -201,6 +201,23 @@ fn listing(servers: &[Server]) -> String {
 }
 
 impl Server {
+    /// A server that does not run, for tests.
+    #[cfg(test)]
+    pub(crate) fn example() -> Self {
+        Self {
+            postmaster: Pid(1000),
+            inner_postmaster: InnerPid(1),
+            data_directory: PathBuf::from("/data"),
+            major: 18,
+            port: 5432,
+            socket_directory: Some(PathBuf::from("/run/postgresql")),
+            listen_address: None,
+            uid: 70,
+            start_time: None,
+            process_start: 0,
+        }
+    }
+
     /// Where the tracer reaches a path of the server, which may live in a chroot or a container.
     #[must_use]
     pub fn host_path(&self, path: &Path) -> PathBuf {
@@ -487,18 +504,8 @@ mod tests {
     use super::*;
 
     fn server(port: u16, directory: &str) -> Server {
-        Server {
-            postmaster: Pid(100 + u32::from(port)),
-            inner_postmaster: InnerPid(1),
-            data_directory: PathBuf::from(directory),
-            major: 18,
-            port,
-            socket_directory: Some(PathBuf::from("/run/postgresql")),
-            listen_address: None,
-            uid: 70,
-            start_time: None,
-            process_start: 0,
-        }
+        let postmaster = Pid(100 + u32::from(port));
+        Server { postmaster, port, data_directory: PathBuf::from(directory), ..Server::example() }
     }
 
     #[test]

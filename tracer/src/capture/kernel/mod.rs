@@ -123,6 +123,12 @@ impl Totals {
         self.counters[counter as usize]
     }
 
+    /// Sets a counter, for tests.
+    #[cfg(test)]
+    pub(crate) fn set(&mut self, counter: Counter, value: u64) {
+        self.counters[counter as usize] = value;
+    }
+
     /// Reads that ended with their record in the ring.
     #[must_use]
     pub fn recorded(&self) -> u64 {
