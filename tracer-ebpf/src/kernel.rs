@@ -1,7 +1,9 @@
 //! Access to tracepoint arguments and to the running kernel's structures.
 
+use core::ffi::c_void;
+
 use aya_ebpf::{
-    Global,
+    EbpfContext, Global,
     helpers::bpf_probe_read_kernel,
     programs::{BtfTracePointContext, RawTracePointContext},
 };
@@ -22,6 +24,15 @@ impl Args {
         match self {
             Self::Btf(ctx) => ctx.arg(n),
             Self::Raw(ctx) => ctx.arg(n),
+        }
+    }
+}
+
+impl EbpfContext for Args {
+    fn as_ptr(&self) -> *mut c_void {
+        match self {
+            Self::Btf(ctx) => ctx.as_ptr(),
+            Self::Raw(ctx) => ctx.as_ptr(),
         }
     }
 }

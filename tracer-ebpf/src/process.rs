@@ -1,6 +1,7 @@
 //! Which processes belong to the traced cluster, and who owns which slot of PostgreSQL's process array.
 
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_user, generated::bpf_ktime_get_ns};
+use aya_log_ebpf::warn;
 use pgiotrace_ebpf::{Cluster, Counter, Process, ProcessRecord, kind};
 
 use crate::{
@@ -72,6 +73,7 @@ pub fn fork(args: &Args) {
     let process = Process { proc_number: -1, reserved: 0 };
     if PROCESSES.insert(child, process, 0).is_err() {
         count(Counter::ProcessesFull);
+        warn!(args, "process {} is not followed: the set of processes is full", child);
         return;
     }
     announce(kind::FORK, child);

@@ -4,6 +4,7 @@ use aya_ebpf::{
     bindings::pt_regs,
     helpers::generated::{bpf_get_current_task, bpf_ktime_get_ns},
 };
+use aya_log_ebpf::debug;
 use pgiotrace_ebpf::{Begun, Cluster, Counter, HandleUse, OFFSET_OF_FILE_POSITION, flags};
 
 use crate::{
@@ -79,6 +80,12 @@ pub fn enter(args: &Args) {
     let proc_number = process::learn_proc_number(tgid, process, cluster);
     let call = decode(number, &regs);
     let Some(begun) = begin(cluster, &call, &regs, tgid, proc_number) else { return };
+    if begun.flags & flags::HANDLE_REJECTED != 0 {
+        debug!(
+            args,
+            "process {}: no candidate for a handle describes the read at offset {}", tgid, call.offset
+        );
+    }
     count(Counter::Begun);
     if SYSCALL_READS.insert(tid, begun, 0).is_err() {
         count(Counter::TableFull);

@@ -1,5 +1,7 @@
 //! The binary `pgiotrace`: options, the verb, the exit code.
 
+mod messages;
+
 use std::{process::ExitCode, time::Instant};
 
 use pgiotrace::{
@@ -11,6 +13,7 @@ fn main() -> ExitCode {
     let started = Instant::now();
     let Options { action, verbosity, color } = cli::parse();
     color.write_global();
+    messages::to_stderr(verbosity);
     let result = match &action {
         Action::Stat(options) => commands::stat::run(options, verbosity > 0, started, color),
         Action::Doctor(options) => commands::doctor::run(options, color),

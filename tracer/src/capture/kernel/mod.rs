@@ -9,6 +9,7 @@ use aya::{
     Btf, Ebpf, EbpfLoader,
     maps::{Array, HashMap, MapData, MapError, PerCpuArray, RingBuf},
 };
+use aya_log::EbpfLogger;
 use pgiotrace_ebpf::{
     COUNTER_COUNT, Cluster, Counter, DeviceGroup, Group, GroupKey, Process, ProcessRecord, ReadRecord,
     globals, kind, maps,
@@ -35,6 +36,9 @@ pub enum KernelError {
     /// The object was refused.
     #[error("loading the kernel side failed: {0}; `pgiotrace doctor` says what is missing")]
     Load(#[source] Box<aya::EbpfError>),
+    /// The kernel side's own messages cannot be read.
+    #[error("reading the kernel side's messages failed: {0}")]
+    Log(#[source] Box<aya_log::Error>),
     /// A map of the object is missing or refused an access.
     #[error("map {map} of the kernel side: {source}")]
     Map {
@@ -155,6 +159,7 @@ impl Totals {
 /// The loaded kernel side.
 pub struct Kernel {
     ebpf: Ebpf,
+    logger: EbpfLogger<&'static dyn log::Log>,
     btf: Btf,
     types: KernelTypes,
     sizes: Sizes,
@@ -190,14 +195,18 @@ impl Kernel {
         for (global, offset) in &offsets {
             loader.override_global(global, offset, true);
         }
+        // Off, the verifier takes the logging out of the programs.
+        let log_level = log::max_level() as u8;
+        loader.override_global(aya_log::LEVEL, &log_level, true);
         let mut ebpf = loader.load(OBJECT).map_err(|error| KernelError::Load(Box::new(error)))?;
         let ring = ebpf.take_map(maps::RECORDS).ok_or_else(|| no_such_map(maps::RECORDS))?;
         let ring =
             RingBuf::try_from(ring).map_err(|source| KernelError::Map { map: maps::RECORDS, source })?;
         // SAFETY: the ring owns its descriptor and neither closes nor replaces it before it is dropped.
         let ring = unsafe { AsyncFd::register(ring) }.map_err(|error| KernelError::Ring(error.into()))?;
+        let logger = EbpfLogger::init(&mut ebpf).map_err(|error| KernelError::Log(Box::new(error)))?;
         let retired = std::collections::HashMap::new();
-        Ok(Self { ebpf, btf, types, sizes, ring, attached: Vec::new(), retired, received: 0 })
+        Ok(Self { ebpf, logger, btf, types, sizes, ring, attached: Vec::new(), retired, received: 0 })
     }
 
     /// Attaches the programs of a phase and says what became of each.
@@ -301,6 +310,7 @@ impl Kernel {
 
     /// Hands over everything that the ring holds, oldest first.
     pub fn drain(&mut self, mut sink: impl FnMut(Record)) {
+        self.logger.flush();
         // Readiness is edge-triggered: it is cleared before the ring is emptied, so that what arrives meanwhile
         // makes it ready again.
         let waker = std::task::Waker::noop();
