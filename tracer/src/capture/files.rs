@@ -14,8 +14,8 @@ use crate::{
     server::{Pid, discover::Server, relpath},
 };
 
-/// How often the data directory may be searched for an inode.
-const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
+/// How often the data directory may be listed.
+const LISTING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Files of the server by inode.
 pub struct Files {
@@ -23,8 +23,13 @@ pub struct Files {
     data_directory: PathBuf,
     server_data_directory: PathBuf,
     known: HashMap<FileId, FileFacts>,
-    last_search: Option<Instant>,
+    /// Paths by inode as of the last listing.
+    listing: HashMap<u64, PathBuf>,
+    listed: Option<Instant>,
 }
+
+/// What nothing is known of.
+static UNKNOWN: FileFacts = FileFacts { subject: Subject::Unknown, segment: 0 };
 
 impl Files {
     /// Nothing is looked at yet.
@@ -33,7 +38,8 @@ impl Files {
             data_directory: server.host_path(&server.data_directory),
             server_data_directory: server.data_directory.clone(),
             known: HashMap::new(),
-            last_search: None,
+            listing: HashMap::new(),
+            listed: None,
         }
     }
 
@@ -42,9 +48,10 @@ impl Files {
     pub fn look_up(&mut self, id: FileId, reader: Pid, fd: i32) -> (&FileFacts, bool) {
         let is_new = !self.known.contains_key(&id);
         if is_new {
-            let path = path_of_descriptor(id, reader, fd).or_else(|| self.search(id));
-            let facts =
-                path.map_or(FileFacts { subject: Subject::Unknown, segment: 0 }, |path| self.facts_of(&path));
+            let Some(path) = path_of_descriptor(id, reader, fd).or_else(|| self.listed_path(id)) else {
+                return (&UNKNOWN, false);
+            };
+            let facts = self.facts_of(&path);
             self.known.insert(id, facts);
         }
         (&self.known[&id], is_new)
@@ -81,24 +88,31 @@ impl Files {
         path.to_string_lossy().into_owned()
     }
 
-    /// Looks for an inode in the data directory: for files that are open for a moment only. Directory entries carry
-    /// the inode, so no file is touched.
-    fn search(&mut self, id: FileId) -> Option<PathBuf> {
-        if self.last_search.is_some_and(|last| last.elapsed() < SEARCH_INTERVAL) {
-            return None;
+    /// The path by which the data directory lists an inode: for files that are open for a moment only. Directory
+    /// entries carry the inode, so no file is touched.
+    fn listed_path(&mut self, id: FileId) -> Option<PathBuf> {
+        let is_due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING_INTERVAL);
+        if is_due && !self.listing.contains_key(&id.inode) {
+            self.list();
         }
-        self.last_search = Some(Instant::now());
+        self.listing.get(&id.inode).cloned()
+    }
+
+    fn list(&mut self) {
+        self.listed = Some(Instant::now());
+        self.listing.clear();
         let mut folders = vec![self.data_directory.clone()];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => folders.push(entry.path()),
-                    Ok(kind) if kind.is_file() && entry.ino() == id.inode => return Some(entry.path()),
+                    Ok(kind) if kind.is_file() => {
+                        self.listing.insert(entry.ino(), entry.path());
+                    }
                     _ => {}
                 }
             }
         }
-        None
     }
 }
 

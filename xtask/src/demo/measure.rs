@@ -78,7 +78,7 @@ fn traced(io: &Value, report: &Value) -> Result<Traced> {
         p50_us: latency("p50")?,
         p99_us: latency("p99")?,
         max_us: latency("max")?,
-        executors: executors(&io["by_method"], &workers(report)),
+        executors: executors(&io["by_executor"], &workers(report)),
     })
 }
 
@@ -91,14 +91,14 @@ fn workers(report: &Value) -> Vec<u64> {
     numbers
 }
 
-/// Who executed the reads, with their shares: a read's method says it.
-fn executors(by_method: &Value, workers: &[u64]) -> String {
-    let count = |key: &str| by_method[key].as_u64().unwrap_or(0);
+/// Who executed the reads, with their shares.
+fn executors(by_executor: &Value, workers: &[u64]) -> String {
+    let count = |key: &str| by_executor[key].as_u64().unwrap_or(0);
     let numbers: Vec<_> = workers.iter().map(u64::to_string).collect();
     let parties = [
-        (count("sync"), "backend".to_owned()),
-        (count("worker"), format!("io workers {}", numbers.join(","))),
-        (count("io_uring"), "io_uring for the backend".to_owned()),
+        (count("owner"), "backend".to_owned()),
+        (count("io_worker"), format!("io workers {}", numbers.join(","))),
+        (count("iou_wrk"), "iou-wrk".to_owned()),
     ];
     let total: u64 = parties.iter().map(|(reads, _)| reads).sum();
     let share = |(reads, who): &(u64, String)| format!("{} {}", who.trim_end(), percent(*reads, total));
@@ -131,8 +131,8 @@ mod tests {
     fn a_run_is_read_from_both_reports() -> Result<()> {
         let explain = json!([{"Plan": {"Shared Read Blocks": 42635, "Shared I/O Read Time": 56.5}, "Execution Time": 900.25}]);
         let dist = json!({"sum": 5000.0, "p50": 10.0, "p99": 90.0, "max": 99.0});
-        let by_method = json!({"sync": 1, "worker": 2664, "io_uring": 0});
-        let io = json!({"reads": 2665, "blocks": 42635, "latency_us": dist, "by_method": by_method});
+        let by_executor = json!({"owner": 1, "io_worker": 2664, "iou_wrk": 0});
+        let io = json!({"reads": 2665, "blocks": 42635, "latency_us": dist, "by_executor": by_executor});
         let report = json!({
             "relations": [
                 {"name": "pgbench_accounts", "fork": "vm", "io": {}},
