@@ -37,12 +37,18 @@ pub fn queued(args: &Args) {
     let _ = REQUESTS.insert(request, Request { queued_ns, issued_ns: 0, done_bytes: 0 }, 0);
 }
 
-/// A request goes to the driver (D).
+/// A request goes to the driver (D). Its beginning may not have been seen: before the trace, or on kernels without
+/// `block_io_start`.
 #[inline(always)]
 pub fn issued(args: &Args) {
-    if let Some(request) = REQUESTS.get_ptr_mut(args.get(0)) {
+    let request = args.get(0);
+    // SAFETY: a helper without preconditions.
+    let issued_ns = unsafe { bpf_ktime_get_ns() };
+    if let Some(known) = REQUESTS.get_ptr_mut(request) {
         // SAFETY: the request is in flight, so its entry lives; a request is issued by one CPU at a time.
-        unsafe { (*request).issued_ns = bpf_ktime_get_ns() };
+        unsafe { (*known).issued_ns = issued_ns };
+    } else if is_read(request) {
+        let _ = REQUESTS.insert(request, Request { queued_ns: 0, issued_ns, done_bytes: 0 }, 0);
     }
 }
 
@@ -68,7 +74,9 @@ pub fn completed(args: &Args) {
     {
         add(&raw mut group.requests, 1);
         add(&raw mut group.bytes, request.done_bytes);
-        add_latency(&mut group.queue, request.issued_ns.saturating_sub(request.queued_ns));
+        if request.queued_ns != 0 {
+            add_latency(&mut group.queue, request.issued_ns.saturating_sub(request.queued_ns));
+        }
         add_latency(&mut group.service, done_ns.saturating_sub(request.issued_ns));
     }
     let _ = REQUESTS.remove(address);

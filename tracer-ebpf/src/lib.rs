@@ -292,7 +292,7 @@ impl Group {
 )]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Queued, `CLOCK_MONOTONIC` nanoseconds.
+    /// Queued, `CLOCK_MONOTONIC` nanoseconds; 0: not seen.
     pub queued_ns: u64,
     /// Issued to the driver; 0: not yet.
     pub issued_ns: u64,

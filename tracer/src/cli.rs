@@ -20,6 +20,8 @@ use crate::present::{Destination, Format};
 
 /// Samples of `pg_stat_activity` and `pg_aios` a second, unless asked otherwise.
 const DEFAULT_SAMPLE_RATE: &str = "20";
+/// Default of `--ring-kib`: at 144 bytes a record, room for 116,000 reads between two visits.
+const DEFAULT_RING_KIB: &str = "16384";
 
 /// More samples a second than this would load the server that is looked at.
 const MAX_SAMPLE_RATE: i64 = 1_000;
@@ -173,6 +175,10 @@ struct StatArgs {
     #[arg(long, hide = true, value_enum, default_value_t)]
     attribution: Attribution,
 
+    /// Size of the ring between kernel and tracer, KiB (a testing aid)
+    #[arg(long, hide = true, value_name = "KIB", default_value = DEFAULT_RING_KIB, value_parser = ring_kib)]
+    ring_kib: u32,
+
     /// Trace while this command runs; put -- before it when its name could be an option
     #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
@@ -254,6 +260,8 @@ pub struct StatOptions {
     pub filter: Filter,
     /// How owners are found.
     pub attribution: Attribution,
+    /// Size of the ring between kernel and tracer, KiB; a power of two of pages.
+    pub ring_kib: u32,
 }
 
 /// Which server to trace, and how to connect to it. What is `None` is left to the `PG*` variables and the defaults.
@@ -452,7 +460,7 @@ impl ConnectionArgs {
 
 impl StatArgs {
     fn into_options(self, connection: ConnectionOptions, report: ReportOptions) -> StatOptions {
-        let Self { duration, sample_rate, filter, attribution, command } = self;
+        let Self { duration, sample_rate, filter, attribution, ring_kib, command } = self;
         let FilterArgs { pid, relation, database, user, min_latency } = filter;
         StatOptions {
             connection,
@@ -461,8 +469,19 @@ impl StatArgs {
             sample_rate: NonZeroU32::new(sample_rate),
             filter: Filter { pids: pid, relations: relation, databases: database, users: user, min_latency },
             attribution,
+            ring_kib,
         }
     }
+}
+
+/// A size that the kernel takes for a ring.
+fn ring_kib(text: &str) -> Result<u32, String> {
+    let kib: u32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    // BPF_MAP_TYPE_RINGBUF wants a power of two of pages, and no page is larger than 64 KiB.
+    if !kib.is_power_of_two() || !(64..=1 << 20).contains(&kib) {
+        return Err("not a power of two from 64 to 1048576".to_owned());
+    }
+    Ok(kib)
 }
 
 /// When the trace ends; clap has refused a duration beside a command.
@@ -540,6 +559,7 @@ mod tests {
             sample_rate: NonZeroU32::new(20),
             filter: Filter::default(),
             attribution: Attribution::Handle,
+            ring_kib: 16 << 10,
         };
         assert_eq!(options.action, Action::Stat(expected));
         assert!(stat("pgiotrace stat").filter.is_empty());
@@ -673,11 +693,14 @@ mod tests {
     }
 
     #[test]
-    fn the_testing_aid_is_hidden() {
+    fn the_testing_aids_are_hidden() {
+        assert_eq!(stat("pgiotrace stat --ring-kib 64").ring_kib, 64);
+        refused("pgiotrace stat --ring-kib 100");
+        refused("pgiotrace stat --ring-kib 32");
         assert_eq!(stat("pgiotrace stat --attribution pg_aios").attribution, Attribution::PgAios);
         for words in [["pgiotrace", "stat", "--help"], ["pgiotrace", "help", "stat"]] {
             let help = parse_from(words).expect_err("help").to_string();
-            assert!(!help.contains("attribution"), "{help}");
+            assert!(!help.contains("attribution") && !help.contains("ring-kib"), "{help}");
         }
     }
 

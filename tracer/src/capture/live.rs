@@ -35,8 +35,6 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 const SAMPLES_WAITING: usize = 64;
 /// How long answers about names are waited for at the end.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(2);
-/// The ring: at 144 bytes a record, room for 116,000 reads between two visits.
-const RING_BYTES: u32 = 16 << 20;
 /// Processes of a server that does not say how many it may have (before PostgreSQL 18).
 const ASSUMED_PROCESSES: u32 = 4096;
 
@@ -61,6 +59,8 @@ pub struct Plan {
     pub sample_interval: Option<Duration>,
     /// Whether the kernel side looks for I/O handles.
     pub use_handles: bool,
+    /// Size of the ring between kernel and tracer; a power of two of pages.
+    pub ring_bytes: u32,
 }
 
 /// An attached trace.
@@ -111,12 +111,12 @@ impl AioState {
         cluster
     }
 
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self, ring_bytes: u32) -> Sizes {
         let (handles, processes) = match &self.area {
             Ok(area) => (area.handle_count, area.handle_count / area.handles_per_proc.max(1)),
             Err(_) => (0, ASSUMED_PROCESSES),
         };
-        Sizes { processes, handles, ring_bytes: RING_BYTES }
+        Sizes { processes, handles, ring_bytes }
     }
 
     fn proc_number_of(&self, pid: Pid) -> Option<i32> {
@@ -141,10 +141,10 @@ impl Live {
     ///
     /// When the kernel refuses a program that nothing can be traced without.
     pub fn attach(plan: Plan) -> Result<Self, LiveError> {
-        let Plan { server, connector, sample_interval, use_handles } = plan;
+        let Plan { server, connector, sample_interval, use_handles, ring_bytes } = plan;
         let aio = AioState::read(&server, use_handles);
         let mut notes: Vec<String> = aio.note().into_iter().collect();
-        let mut kernel = Kernel::load(aio.sizes())?;
+        let mut kernel = Kernel::load(aio.sizes(ring_bytes))?;
         kernel.set_cluster(&aio.cluster(&server))?;
         // The set of processes is kept by the kernel from here on; those that are there already are added after it,
         // so that none falls between.

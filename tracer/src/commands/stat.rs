@@ -51,6 +51,7 @@ pub fn run(
         connector,
         sample_interval: options.sample_rate.map(|hertz| Duration::from_secs(1) / hertz.get()),
         use_handles: options.attribution == Attribution::Handle,
+        ring_bytes: options.ring_kib << 10,
     };
     let (report, status) = runtime()?.block_on(trace(options, plan, is_verbose, started))?;
     present::deliver_stat(&report, options.report.format, &options.report.destination, color)?;

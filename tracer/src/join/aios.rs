@@ -159,11 +159,13 @@ impl Aios {
     #[must_use]
     pub fn owners_of(&self, read: &Unowned, segment_blocks: u32) -> Candidates {
         let mut found = Candidates::None;
-        for (taken, row) in &self.recent {
+        // Newest first, down to the samples that are too old for this read.
+        for (taken, row) in self.recent.iter().rev() {
+            if taken.to_ns.saturating_add(SLACK_NS) < read.start_ns {
+                break;
+            }
             // A row lingers after its read, until the owner looks; and it stands before the read starts.
-            let is_near = taken.to_ns.saturating_add(SLACK_NS) >= read.start_ns
-                && taken.from_ns <= read.end_ns.saturating_add(SLACK_NS);
-            let is_same = is_near
+            let is_same = taken.from_ns <= read.end_ns.saturating_add(SLACK_NS)
                 && row.offset == read.offset
                 && row.length == read.length
                 && row.target.is_some_and(|target| {
