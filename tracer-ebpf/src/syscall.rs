@@ -1,9 +1,8 @@
 //! Reads inside a system call: by a backend itself, or by an io worker.
 
-use aya_ebpf::{
-    bindings::pt_regs,
-    helpers::generated::{bpf_get_current_task, bpf_ktime_get_ns},
-};
+#[cfg(bpf_target_arch = "x86_64")]
+use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_ktime_get_ns};
 use aya_log_ebpf::debug;
 use pgiotrace_ebpf::{Begun, Cluster, Counter, HandleUse, OFFSET_OF_FILE_POSITION, flags};
 
@@ -49,6 +48,12 @@ const PRESERVED: usize = 6;
 #[cfg(bpf_target_arch = "aarch64")]
 const PRESERVED: usize = 10;
 
+/// What is needed of the registers with which a process calls the kernel.
+struct Registers {
+    arguments: [u64; 4],
+    preserved: [u64; PRESERVED],
+}
+
 /// The arguments of a read system call.
 struct Call {
     fd: i32,
@@ -74,7 +79,7 @@ pub fn enter(args: &Args) {
     }
     let (tgid, tid) = process::current();
     let Some(process) = process::of_cluster(tgid) else { return };
-    let (Some(cluster), Some(regs)) = (process::cluster(), kernel::read::<pt_regs>(args.get(0))) else {
+    let (Some(cluster), Some(regs)) = (process::cluster(), registers(args.get(0))) else {
         return;
     };
     let proc_number = process::learn_proc_number(tgid, process, cluster);
@@ -109,7 +114,7 @@ pub fn exit(args: &Args) {
 
 /// What is known of the read at its start; `None` when it is no read of a file.
 #[inline(always)]
-fn begin(cluster: &Cluster, call: &Call, regs: &pt_regs, tgid: u32, proc_number: i32) -> Option<Begun> {
+fn begin(cluster: &Cluster, call: &Call, regs: &Registers, tgid: u32, proc_number: i32) -> Option<Begun> {
     let mut begun = Begun {
         offset: call.offset,
         length: if call.vectored { 0 } else { call.length },
@@ -143,7 +148,7 @@ fn begin(cluster: &Cluster, call: &Call, regs: &pt_regs, tgid: u32, proc_number:
 /// `pgaio_io_perform_synchronously` (`src/backend/storage/aio/aio_io.c`) keeps the handle's address across
 /// `pg_preadv`; which register holds it is the compiler's choice, so all of them are tried.
 #[inline(always)]
-fn find_handle(cluster: &Cluster, call: &Call, regs: &pt_regs, candidate: &mut bool) -> Option<HandleUse> {
+fn find_handle(cluster: &Cluster, call: &Call, regs: &Registers, candidate: &mut bool) -> Option<HandleUse> {
     if cluster.handles == 0 || call.offset == OFFSET_OF_FILE_POSITION {
         return None;
     }
@@ -155,7 +160,7 @@ fn find_handle(cluster: &Cluster, call: &Call, regs: &pt_regs, candidate: &mut b
         *candidate = true;
         return handles::validate(cluster, io_id, &expected);
     }
-    for register in preserved(regs) {
+    for register in regs.preserved {
         let Some(io_id) = handles::io_id_at(cluster, register) else { continue };
         *candidate = true;
         if let Some(handle) = handles::validate(cluster, io_id, &expected) {
@@ -188,8 +193,8 @@ fn describe_file(begun: &mut Begun) -> Option<()> {
 }
 
 #[inline(always)]
-fn decode(number: u64, regs: &pt_regs) -> Call {
-    let [fd, address, length, offset] = arguments(regs);
+fn decode(number: u64, regs: &Registers) -> Call {
+    let [fd, address, length, offset] = regs.arguments;
     let vectored = matches!(number, number::READV | number::PREADV | number::PREADV2);
     let positioned = matches!(number, number::PREAD64 | number::PREADV | number::PREADV2);
     // preadv2 with offset -1 reads at the file's position, and -1 is OFFSET_OF_FILE_POSITION.
@@ -199,14 +204,12 @@ fn decode(number: u64, regs: &pt_regs) -> Call {
 
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
-fn arguments(regs: &pt_regs) -> [u64; 4] {
-    [regs.rdi, regs.rsi, regs.rdx, regs.r10]
-}
-
-#[cfg(bpf_target_arch = "x86_64")]
-#[inline(always)]
-fn preserved(regs: &pt_regs) -> [u64; PRESERVED] {
-    [regs.rbx, regs.rbp, regs.r12, regs.r13, regs.r14, regs.r15]
+fn registers(address: u64) -> Option<Registers> {
+    let regs: pt_regs = kernel::read(address)?;
+    Some(Registers {
+        arguments: [regs.rdi, regs.rsi, regs.rdx, regs.r10],
+        preserved: [regs.rbx, regs.rbp, regs.r12, regs.r13, regs.r14, regs.r15],
+    })
 }
 
 /// The number of the system call that is ending, from the registers saved at its start.
@@ -216,23 +219,18 @@ fn system_call_of(regs: u64) -> Option<u64> {
     kernel::read(regs + core::mem::offset_of!(pt_regs, orig_rax) as u64)
 }
 
+/// `struct pt_regs` starts with x0 to x30 (`arch/arm64/include/asm/ptrace.h`), of which x19 to x28 are preserved. Not
+/// read as a whole: it would take half of the stack.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
-fn arguments(regs: &pt_regs) -> [u64; 4] {
-    [regs.regs[0], regs.regs[1], regs.regs[2], regs.regs[3]]
+fn registers(address: u64) -> Option<Registers> {
+    Some(Registers { arguments: kernel::read(address)?, preserved: kernel::read(address + 19 * 8)? })
 }
 
-#[cfg(bpf_target_arch = "aarch64")]
-#[inline(always)]
-fn preserved(regs: &pt_regs) -> [u64; PRESERVED] {
-    let r = &regs.regs;
-    [r[19], r[20], r[21], r[22], r[23], r[24], r[25], r[26], r[27], r[28]]
-}
-
-/// The number of the system call that is ending: `pt_regs.syscallno` follows `orig_x0`
-/// (`arch/arm64/include/asm/ptrace.h`).
+/// The number of the system call that is ending: in `struct pt_regs`, `syscallno` follows the 34 words of
+/// `user_pt_regs` and `orig_x0`.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
 fn system_call_of(regs: u64) -> Option<u64> {
-    kernel::read::<i32>(regs + size_of::<pt_regs>() as u64 + 8).map(|number| number as u64)
+    kernel::read::<i32>(regs + 35 * 8).map(|number| number as u64)
 }
