@@ -36,7 +36,7 @@ mod wait;
 pub use cluster::{Cluster, ClusterBuilder, Kept, StopMode};
 pub use folder::{remove_everything, sweep_stale};
 pub use install::{Kind, PgInstall, STAMP};
-pub use process::wait_timeout;
+pub use process::{signal, wait_timeout};
 pub use tracer::{Finished, Running, Tracer, tracer_binary};
 pub use user::{drop_caches, elevated, is_root};
 pub use wait::wait_until;

@@ -72,7 +72,8 @@ fn await_exit(pid: Pid, timeout: Duration) -> Result<()> {
 }
 
 /// Sends a signal; whether the process still existed.
-pub(crate) fn signal(pid: u32, signal: Signal) -> bool {
+#[expect(clippy::must_use_candidate, reason = "a process that is gone is as good as ended")]
+pub fn signal(pid: u32, signal: Signal) -> bool {
     to_pid(pid).is_some_and(|pid| kill_process(pid, signal).is_ok())
 }
 

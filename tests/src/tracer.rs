@@ -54,6 +54,8 @@ pub struct Tracer {
     args: Vec<OsString>,
     envs: Vec<(OsString, OsString)>,
     binary: Option<PathBuf>,
+    /// What starts it, with arguments; empty when nothing does.
+    wrapper: Vec<OsString>,
     /// Where it writes its JSON report: into the cluster's folder, which goes however we end.
     report: Option<PathBuf>,
 }
@@ -66,6 +68,7 @@ impl Tracer {
             args: args.into_iter().map(Into::into).collect(),
             envs: Vec::new(),
             binary: None,
+            wrapper: Vec::new(),
             report: None,
         }
     }
@@ -85,6 +88,14 @@ impl Tracer {
     #[must_use]
     pub fn binary(mut self, binary: PathBuf) -> Self {
         self.binary = Some(binary);
+        self
+    }
+
+    /// Starts it through another program that ends in `exec` ("setpriv --reuid 42 --"): with fewer rights, or another
+    /// view of the machine.
+    #[must_use]
+    pub fn through<S: Into<OsString>>(mut self, wrapper: impl IntoIterator<Item = S>) -> Self {
+        self.wrapper = wrapper.into_iter().map(Into::into).collect();
         self
     }
 
@@ -169,7 +180,14 @@ impl Tracer {
 
     fn spawn(&self) -> Result<Running> {
         let binary = self.binary.clone().map_or_else(tracer_binary, Ok)?;
-        let mut command = elevated(&binary);
+        let mut command = match self.wrapper.split_first() {
+            Some((program, args)) => {
+                let mut command = elevated(program);
+                command.args(args).arg(&binary);
+                command
+            }
+            None => elevated(&binary),
+        };
         command.args(&self.args).envs(self.envs.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.display()))?;
@@ -225,11 +243,20 @@ impl Running {
     /// # Errors
     ///
     /// When it has not ended after a minute; it is killed then.
-    pub fn interrupt(mut self) -> Result<Finished> {
-        process::signal(self.child.id(), Signal::INT);
+    pub fn interrupt(self) -> Result<Finished> {
+        self.end_with(Signal::INT)
+    }
+
+    /// Ends the trace by a signal, and waits for the report.
+    ///
+    /// # Errors
+    ///
+    /// As [`Running::interrupt`].
+    pub fn end_with(mut self, signal: Signal) -> Result<Finished> {
+        process::signal(self.child.id(), signal);
         if wait_timeout(&mut self.child, PATIENCE)?.is_none() {
             let _ = self.child.kill();
-            bail!("pgiotrace had not ended {} s after SIGINT, and was killed", PATIENCE.as_secs());
+            bail!("pgiotrace had not ended {} s after {signal:?}, and was killed", PATIENCE.as_secs());
         }
         self.wait()
     }
