@@ -31,9 +31,6 @@ pub fn read(begun: &Begun, ended: &Ended) {
     let end_ns = unsafe { bpf_ktime_get_ns() };
     let failed = ended.result < 0;
     count(if failed { Counter::Failed } else { Counter::Completed });
-    if !failed && (ended.result as u64) < begun.length {
-        count(Counter::Short);
-    }
     add_to_group(begun, ended, end_ns.saturating_sub(begun.start_ns));
     let Some(mut entry) = RECORDS.reserve::<ReadRecord>(0) else {
         count(if failed { Counter::FailedRingFull } else { Counter::RingFull });

@@ -334,28 +334,26 @@ pub enum Counter {
     Completed = 1,
     /// Reads that ended with an error.
     Failed = 2,
-    /// Of the completed ones: fewer bytes than asked.
-    Short = 3,
-    /// Reads that ended, whose record the ring had no room for.
-    RingFull = 4,
+    /// Reads that ended well, whose record the ring had no room for.
+    RingFull = 3,
     /// Reads that began, but could not be followed because a table was full.
-    TableFull = 5,
+    TableFull = 4,
     /// Reads that ended, but are in no group because the table of groups was full.
-    GroupsFull = 6,
+    GroupsFull = 5,
     /// Candidates for a handle that failed validation.
-    CandidateRejected = 7,
+    CandidateRejected = 6,
     /// Candidates for a handle whose memory could not be read.
-    CandidateUnreadable = 8,
+    CandidateUnreadable = 7,
     /// Process records that the ring had no room for.
-    ProcessRecordLost = 9,
+    ProcessRecordLost = 8,
     /// Processes that the set had no room for.
-    ProcessesFull = 10,
-    /// Completed reads without a ring record, by failure.
-    FailedRingFull = 11,
+    ProcessesFull = 9,
+    /// Reads that failed, whose record the ring had no room for.
+    FailedRingFull = 10,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: u32 = 12;
+pub const COUNTER_COUNT: u32 = 11;
 
 const _: () = {
     assert!(size_of::<Cluster>() == 40);

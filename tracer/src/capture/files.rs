@@ -22,6 +22,8 @@ pub struct Files {
     /// The data directory as the tracer reaches it, and as the server names it.
     data_directory: PathBuf,
     server_data_directory: PathBuf,
+    /// The server's root folder as the kernel writes it before the paths of descriptors: not `/` in a chroot.
+    server_root: PathBuf,
     known: HashMap<FileId, FileFacts>,
     /// Paths by inode as of the last listing.
     listing: HashMap<u64, PathBuf>,
@@ -37,6 +39,8 @@ impl Files {
         Self {
             data_directory: server.host_path(&server.data_directory),
             server_data_directory: server.data_directory.clone(),
+            server_root: fs::read_link(format!("/proc/{}/root", server.postmaster))
+                .unwrap_or_else(|_| PathBuf::from("/")),
             known: HashMap::new(),
             listing: HashMap::new(),
             listed: None,
@@ -68,6 +72,8 @@ impl Files {
 
     /// A path relative to the data directory, with a tablespace's own place turned back into its link.
     fn relative(&self, path: &Path) -> String {
+        let as_server_sees = path.strip_prefix(&self.server_root).map(|inside| Path::new("/").join(inside));
+        let path = as_server_sees.as_deref().unwrap_or(path);
         let inside = path
             .strip_prefix(&self.server_data_directory)
             .or_else(|_| path.strip_prefix(&self.data_directory));

@@ -75,6 +75,7 @@ pub struct Live {
     answers: Option<UnboundedReceiver<NameAnswer>>,
     watch: Interval,
     some_left: bool,
+    some_joined: bool,
     is_stopped: bool,
     /// Events that arose outside [`Capture::next`].
     pending: Vec<Event>,
@@ -169,6 +170,7 @@ impl Live {
             answers: None,
             watch,
             some_left: false,
+            some_joined: false,
             is_stopped: false,
             pending: notes.into_iter().map(Event::Note).collect(),
             programs_before,
@@ -227,8 +229,11 @@ impl Live {
     }
 
     fn drain(&mut self, sink: &mut impl FnMut(Event)) {
-        let Self { kernel, describer, some_left, .. } = self;
-        kernel.drain(|record| *some_left |= describer.hand_over(record, sink));
+        let Self { kernel, describer, some_left, some_joined, .. } = self;
+        kernel.drain(|record| {
+            *some_joined |= matches!(record, Record::Joined(_));
+            *some_left |= describer.hand_over(record, sink);
+        });
     }
 }
 
@@ -244,11 +249,18 @@ impl Capture for Live {
             _ = self.watch.tick() => self.watch_server(sink)?,
         }
         self.drain(sink);
+        // Who joins may be the first process of a server that has just restarted after a crash, and its reads are to be
+        // exact, too: the watch would come too late for them.
+        if std::mem::take(&mut self.some_joined) {
+            self.watch_server(sink)?;
+        }
         Ok(())
     }
 
     async fn finish(mut self, sink: &mut impl FnMut(Event)) -> Result<Ending, LiveError> {
         self.pending.drain(..).for_each(&mut *sink);
+        // What happened since the last look belongs into the report as well.
+        self.watch_server(sink)?;
         let programs_now = programs_ns(&self.kernel);
         self.kernel.detach();
         let Self { kernel, describer, .. } = &mut self;

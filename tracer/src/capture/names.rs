@@ -289,6 +289,8 @@ impl Worker {
 
     /// Tries everything once more, for the last time.
     fn finish(&mut self) {
+        // Who was away a moment ago, as a server is that recovers, may be back; the first failure tells.
+        self.away_until = None;
         for open in std::mem::take(&mut self.open) {
             let is_away = self.away_until.is_some_and(|until| until > Instant::now());
             match (!is_away).then(|| self.resolve(&open.key)) {

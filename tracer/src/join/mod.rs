@@ -48,6 +48,7 @@ struct Name {
 struct Ends {
     completed: u64,
     failed: u64,
+    short: u64,
     bytes: u64,
     blocks: u64,
 }
@@ -161,10 +162,14 @@ impl Join {
         self.settle_deferred(false);
     }
 
-    /// Keeps a sentence for the report, once.
+    /// Keeps a sentence for the report, once: of two of which one only adds what it costs ("relation names are missing:
+    /// …"), that one.
     fn note(&mut self, note: String) {
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
+        let says_the_same = |known: &&mut String| known.ends_with(&note) || note.ends_with(known.as_str());
+        match self.notes.iter_mut().find(says_the_same) {
+            Some(known) if note.len() > known.len() => *known = note,
+            Some(_) => {}
+            None => self.notes.push(note),
         }
     }
 

@@ -82,6 +82,7 @@ impl Join {
         match u64::try_from(record.result) {
             Ok(bytes) => {
                 self.ends.completed += 1;
+                self.ends.short += u64::from(bytes < self.wanted_bytes(record));
                 self.ends.bytes += bytes;
                 self.ends.blocks += self.blocks(record);
             }
@@ -237,6 +238,20 @@ impl Join {
         match self.subject(record) {
             Subject::Relation(_) => bytes / u64::from(self.block_bytes()),
             Subject::Folder(_) | Subject::Unknown => 0,
+        }
+    }
+
+    /// Bytes that the result is held against; 0 when it may be anything. The kernel side does not add up a vector's
+    /// parts, and sees no length of what goes through io_uring, but the handle tells. A plain `read` of a small file
+    /// asks for a buffer's length, and gets what there is.
+    fn wanted_bytes(&self, record: &ReadRecord) -> u64 {
+        let begun = &record.begun;
+        if begun.flags & flags::HANDLE != 0 {
+            u64::from(begun.handle.blocks) * u64::from(self.block_bytes())
+        } else if begun.offset == OFFSET_OF_FILE_POSITION {
+            0
+        } else {
+            begun.length
         }
     }
 

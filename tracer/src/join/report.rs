@@ -22,6 +22,9 @@ use crate::{
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
     let ledger = ledger(&join, ending);
+    if ending.totals.counter(Counter::ProcessRecordLost) > 0 {
+        join.note("the ring was full when processes ended: reads of two processes with the same PID may stand together".to_owned());
+    }
     use_kernel_counts_if_records_were_lost(&mut join, ending);
     StatReport {
         schema: STAT_SCHEMA,
@@ -65,9 +68,12 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         begun,
         completed: ends.completed,
         failed: ends.failed,
-        short: totals.counter(Counter::Short),
+        // The kernel's count is complete even when records are lost, but leaves out reads whose length it does not know.
+        short: ends.short,
         in_flight: totals.in_flight,
         lost,
+        rejected_candidates: totals.counter(Counter::CandidateRejected),
+        unreadable_candidates: totals.counter(Counter::CandidateUnreadable),
         beyond_range: join.aggregate.owners.values().map(IoTotals::beyond_range).sum(),
         complete: lost == 0 && begun == accounted && totals.counter(Counter::ProcessesFull) == 0,
         pg_aios: join.aios.ledger(),

@@ -82,12 +82,18 @@ pub struct Ledger {
     pub completed: u64,
     /// Reads that ended with an error.
     pub failed: u64,
-    /// Of the completed ones: those that returned fewer bytes than asked.
+    /// Of the completed ones: those that returned fewer bytes than asked (plain `read` calls aside, which ask for a
+    /// buffer's length and get what there is).
     pub short: u64,
     /// Reads that had not ended when the trace did.
     pub in_flight: u64,
     /// Reads whose details were lost (ring or table full). Not zero: the ledger is incomplete.
     pub lost: u64,
+    /// Addresses that might have been a read's I/O handle and failed validation. Some are normal: a register may still
+    /// hold the handle of an earlier read.
+    pub rejected_candidates: u64,
+    /// Addresses that might have been a read's I/O handle and could not be read.
+    pub unreadable_candidates: u64,
     /// Reads that took longer than the histograms' range of one hour: counted, not in any percentile.
     pub beyond_range: u64,
     /// Whether nothing was lost and the books balance.

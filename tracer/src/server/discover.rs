@@ -283,10 +283,11 @@ fn title(command_line: &[u8]) -> String {
     text.trim_end_matches(['\0', ' ']).replace('\0', " ")
 }
 
-/// When a process started, in clock ticks since boot; `None` for one that is gone.
+/// When a process started, in clock ticks since boot; `None` for one that is gone. A zombie is gone, too: its parent may
+/// never wait for it, like the first process of many a container.
 fn process_start(pid: Pid) -> Option<u64> {
     let process = Process::new(i32::try_from(pid.0).ok()?).ok()?;
-    process.stat().ok().map(|stat| stat.starttime)
+    process.stat().ok().filter(|stat| !matches!(stat.state, 'Z' | 'X')).map(|stat| stat.starttime)
 }
 
 fn children(parent: Pid) -> Vec<Pid> {
