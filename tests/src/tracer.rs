@@ -199,7 +199,13 @@ impl Tracer {
             let _ = out.as_mut().map(|out| out.read_to_end(&mut bytes));
             String::from_utf8_lossy(&bytes).into_owned()
         });
-        Ok(Running { child, attached, stdout, stderr, report: self.report.clone() })
+        Ok(Running {
+            child,
+            attached,
+            stdout: Some(stdout),
+            stderr: Some(stderr),
+            report: self.report.clone(),
+        })
     }
 }
 
@@ -226,8 +232,8 @@ fn read_stderr(pipe: Option<ChildStderr>) -> (mpsc::Receiver<()>, JoinHandle<Str
 pub struct Running {
     child: Child,
     attached: mpsc::Receiver<()>,
-    stdout: JoinHandle<String>,
-    stderr: JoinHandle<String>,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<String>>,
     report: Option<PathBuf>,
 }
 
@@ -278,9 +284,20 @@ impl Running {
     /// When it cannot be waited for.
     pub fn wait(mut self) -> Result<Finished> {
         let status = self.child.wait().context("cannot wait for pgiotrace")?;
-        let report = self.report.and_then(|file| fs::read_to_string(file).ok());
-        let text = |reader: JoinHandle<String>| reader.join().unwrap_or_default();
-        Ok(Finished { status, stdout: text(self.stdout), stderr: text(self.stderr), report })
+        let report = self.report.as_ref().and_then(|file| fs::read_to_string(file).ok());
+        let text = |reader: Option<JoinHandle<String>>| {
+            reader.and_then(|reader| reader.join().ok()).unwrap_or_default()
+        };
+        Ok(Finished { status, stdout: text(self.stdout.take()), stderr: text(self.stderr.take()), report })
+    }
+}
+
+/// A test that fails leaves no tracer behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended, unless a test failed before it waited for it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

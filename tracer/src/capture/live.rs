@@ -242,13 +242,19 @@ impl Capture for Live {
 
     async fn next(&mut self, sink: &mut impl FnMut(Event)) -> Result<(), LiveError> {
         self.pending.drain(..).for_each(&mut *sink);
-        tokio::select! {
-            ready = self.kernel.readable() => ready?,
-            Some(sample) = receive(&mut self.samples) => sink(Event::Sample(sample)),
-            Some(answer) = receive_unbounded(&mut self.answers) => sink(Event::Name(answer)),
-            _ = self.watch.tick() => self.watch_server(sink)?,
-        }
+        let mut is_time_to_watch = false;
+        let event = tokio::select! {
+            ready = self.kernel.readable() => { ready?; None }
+            Some(sample) = receive(&mut self.samples) => Some(Event::Sample(sample)),
+            Some(answer) = receive_unbounded(&mut self.answers) => Some(Event::Name(answer)),
+            _ = self.watch.tick() => { is_time_to_watch = true; None }
+        };
+        // Reads before what was sampled after them: the join relies on that.
         self.drain(sink);
+        event.into_iter().for_each(&mut *sink);
+        if is_time_to_watch {
+            self.watch_server(sink)?;
+        }
         // Who joins may be the first process of a server that has just restarted after a crash, and its reads are to be
         // exact, too: the watch would come too late for them.
         if std::mem::take(&mut self.some_joined) {

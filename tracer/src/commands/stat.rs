@@ -75,7 +75,8 @@ async fn trace(
     started: Instant,
 ) -> anyhow::Result<(StatReport, Option<ExitStatus>)> {
     let server = plan.server.clone();
-    let mut join = Join::new(server.clone(), options.filter.clone());
+    let is_sampled = plan.connector.is_some() && plan.sample_interval.is_some();
+    let mut join = Join::new(server.clone(), options.filter.clone(), is_sampled);
     let mut live = Live::attach(plan)?;
     let attach_ms = started.elapsed().as_secs_f64() * 1e3;
     let (start, began) = (jiff::Timestamp::now(), Instant::now());

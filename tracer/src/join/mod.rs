@@ -1,6 +1,6 @@
 //! Join: events become attributed reads, and these the report. Pure: no I/O, so it is tested with made-up events.
 
-pub mod aios;
+mod claims;
 mod ended;
 mod filter;
 mod people;
@@ -8,6 +8,7 @@ mod reads;
 mod report;
 #[cfg(test)]
 mod tests;
+mod uses;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -17,7 +18,7 @@ use crate::{
     capture::{
         Ending, Event, FileFacts, FileId,
         names::{NameAnswer, RelationKey, RelationName},
-        sampler::{PgSample, Taken},
+        sampler::PgSample,
     },
     cli::Filter,
     model::{
@@ -25,11 +26,12 @@ use crate::{
         aggregate::{Aggregate, FidelityCounts, Incarnation},
         io::Io,
     },
-    server::{discover::Server, facts::ServerFacts},
+    server::{aio::FIRST_AIO_MAJOR, discover::Server, facts::ServerFacts},
 };
-use aios::Aios;
+use claims::Claims;
 use ended::Ended;
 use people::People;
+use uses::Uses;
 
 /// Reads whose owner is still looked for; beyond it, the oldest is given up.
 const MOST_WAITING: usize = 100_000;
@@ -61,7 +63,10 @@ pub struct Join {
     people: People,
     files: HashMap<FileId, FileFacts>,
     names: HashMap<RelationKey, Name>,
-    aios: Aios,
+    uses: Uses,
+    claims: Claims,
+    /// Whether rows of `pg_aios` are to be expected.
+    expects_aios: bool,
     aggregate: Aggregate,
     fidelity: FidelityCounts,
     ends: Ends,
@@ -70,15 +75,15 @@ pub struct Join {
     waiting: VecDeque<ReadRecord>,
     /// Reads of which it is not known yet whether the filter takes them.
     deferred: VecDeque<(Io, Option<Incarnation>)>,
-    last_sample: Option<Taken>,
     is_stopped: bool,
     notes: Vec<String>,
 }
 
 impl Join {
-    /// Nothing has happened yet.
+    /// Nothing has happened yet. `is_sampled`: the server is asked for samples.
     #[must_use]
-    pub fn new(server: Server, filter: Filter) -> Self {
+    pub fn new(server: Server, filter: Filter, is_sampled: bool) -> Self {
+        let expects_aios = is_sampled && server.major >= FIRST_AIO_MAJOR;
         Self {
             server,
             filter,
@@ -86,14 +91,15 @@ impl Join {
             people: People::default(),
             files: HashMap::new(),
             names: HashMap::new(),
-            aios: Aios::default(),
+            uses: Uses::default(),
+            claims: Claims::default(),
+            expects_aios,
             aggregate: Aggregate::default(),
             fidelity: FidelityCounts::default(),
             ends: Ends::default(),
             ended: Ended::default(),
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
-            last_sample: None,
             is_stopped: false,
             notes: Vec::new(),
         }
@@ -121,7 +127,8 @@ impl Join {
             Event::Sample(sample) => self.take_sample(sample),
             Event::Name(answer) => self.take_name(answer),
             Event::Restarted => {
-                self.aios.forget();
+                self.uses.forget();
+                self.claims.forget();
                 self.note(
                     "the server crashed and restarted during the trace; its reads are traced on".to_owned(),
                 );
@@ -141,8 +148,8 @@ impl Join {
             PgSample::Back => {}
             PgSample::Activity { rows, .. } => rows.into_iter().for_each(|row| self.people.name(row)),
             PgSample::Aios { taken, rows } => {
-                self.aios.add_rows(taken, rows);
-                self.last_sample = Some(taken);
+                self.uses.add_rows(&rows);
+                self.claims.add_sample(taken, &rows, self.segment_blocks());
                 self.settle_waiting();
             }
         }

@@ -4,7 +4,8 @@ use pgiotrace_ebpf::{Begun, OFFSET_OF_FILE_POSITION, ReadRecord, flags};
 
 use super::{
     Join, MOST_DEFERRED, MOST_WAITING, Name,
-    aios::{Candidates, SLACK_NS, TracedUse, Unowned},
+    claims::{Candidates, Place, Span},
+    uses::TracedUse,
 };
 use crate::{
     capture::{FileId, names::RelationKey},
@@ -31,7 +32,9 @@ enum Ownership {
 
 impl Join {
     pub(super) fn take_read(&mut self, record: ReadRecord) {
-        self.compare_with_view(&record);
+        if self.expects_aios {
+            self.compare_with_view(&record);
+        }
         self.count_end(&record);
         match self.ownership(&record) {
             Ownership::Known(owner) => self.finish(&record, Some(owner), Fidelity::Exact),
@@ -53,20 +56,26 @@ impl Join {
             };
         }
         // Without a handle: an io_uring request is its submitter's, and a system call its caller's, unless the caller
-        // is an io worker that reads a relation, which it only does for others.
+        // is an io worker: those read relations only for others. What may be one counts as one.
         let executor = Pid(record.executor_tgid);
         let is_for_another = begun.flags & flags::IO_URING == 0
             && self.people.is_io_worker(executor)
-            && matches!(self.subject(record), Subject::Relation(_));
+            && !matches!(self.subject(record), Subject::Folder(_));
         if is_for_another { Ownership::Elsewhere } else { Ownership::Known(executor) }
     }
 
-    /// Compares a read that has a handle with the rows of the view.
+    /// Compares a read with the rows of the view: by its handle, or else as one that a row may mean.
     fn compare_with_view(&mut self, record: &ReadRecord) {
         let begun = &record.begun;
-        let Some(relation) = relation_of_handle(begun) else { return };
+        let Some(relation) = relation_of_handle(begun) else {
+            if let Some((place, span)) = self.place_of_file(record) {
+                self.claims.add_read(place, span);
+            }
+            return;
+        };
         let owner = (begun.owner_tgid != 0).then_some(Pid(begun.owner_tgid));
         let traced = TracedUse {
+            end_ns: record.end_ns,
             generation: begun.handle.generation,
             owner: owner.and_then(|owner| self.people.inner(owner)),
             offset: (begun.offset != OFFSET_OF_FILE_POSITION).then_some(begun.offset),
@@ -75,7 +84,7 @@ impl Join {
             block: begun.handle.block,
             blocks: begun.handle.blocks,
         };
-        self.aios.add_use(begun.handle.io_id, traced);
+        self.uses.add_use(begun.handle.io_id, traced);
     }
 
     fn count_end(&mut self, record: &ReadRecord) {
@@ -90,13 +99,9 @@ impl Join {
         }
     }
 
-    /// Finds owners for the reads around which all samples are in.
+    /// Finds owners for the reads to which all claims are in.
     pub(super) fn settle_waiting(&mut self) {
-        let Some(sample) = self.last_sample else { return };
-        while let Some(oldest) = self.waiting.front() {
-            if sample.from_ns <= oldest.end_ns.saturating_add(SLACK_NS) {
-                return;
-            }
+        while self.waiting.front().is_some_and(|oldest| self.claims.are_settled(oldest.end_ns)) {
             self.settle_oldest();
         }
     }
@@ -125,24 +130,28 @@ impl Join {
     fn candidates(&self, record: &ReadRecord) -> Candidates {
         let begun = &record.begun;
         if begun.flags & flags::HANDLE != 0 {
-            let owner = self.aios.owner_of_use(begun.handle.io_id, begun.handle.generation);
+            let owner = self.uses.owner_of_use(begun.handle.io_id, begun.handle.generation);
             return owner.map_or(Candidates::None, Candidates::One);
         }
-        let Some(file) = self.files.get(&FileId::of(record)) else { return Candidates::None };
-        let Subject::Relation(relation) = file.subject else { return Candidates::None };
+        // As long as a claim may still be to another read, it decides nothing.
+        let found = self.place_of_file(record).filter(|_| self.claims.are_settled(record.end_ns));
+        found.map_or(Candidates::None, |(place, span)| self.claims.owner_of(&place, &span))
+    }
+
+    /// What a read without a handle reads of a relation, and when.
+    fn place_of_file(&self, record: &ReadRecord) -> Option<(Place, Span)> {
+        let begun = &record.begun;
+        if begun.flags & flags::IO_URING != 0 {
+            return None;
+        }
+        let file = self.files.get(&FileId::of(record))?;
+        let Subject::Relation(relation) = file.subject else { return None };
         let length = match begun.length {
             0 => record.result.unsigned_abs(),
             length => length,
         };
-        let read = Unowned {
-            start_ns: begun.start_ns,
-            end_ns: record.end_ns,
-            relation,
-            segment: file.segment,
-            offset: begun.offset,
-            length,
-        };
-        self.aios.owners_of(&read, self.segment_blocks())
+        let place = Place { relation, segment: file.segment, offset: begun.offset, length };
+        Some((place, Span { start_ns: begun.start_ns, end_ns: record.end_ns }))
     }
 
     /// Books a read whose owner is settled.
@@ -259,7 +268,7 @@ impl Join {
         self.facts.as_ref().map_or(DEFAULT_BLOCK_BYTES, |facts| facts.block_size.max(1))
     }
 
-    fn segment_blocks(&self) -> u32 {
+    pub(super) fn segment_blocks(&self) -> u32 {
         self.facts.as_ref().map_or(DEFAULT_SEGMENT_BLOCKS, |facts| facts.segment_blocks)
     }
 }

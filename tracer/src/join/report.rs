@@ -76,7 +76,7 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         unreadable_candidates: totals.counter(Counter::CandidateUnreadable),
         beyond_range: join.aggregate.owners.values().map(IoTotals::beyond_range).sum(),
         complete: lost == 0 && begun == accounted && totals.counter(Counter::ProcessesFull) == 0,
-        pg_aios: join.aios.ledger(),
+        pg_aios: join.uses.ledger(),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     capture::{
         aio_target::AioTarget,
         kernel::Totals,
-        sampler::{ActivityRow, AioRow, AioState},
+        sampler::{ActivityRow, AioRow, AioState, Taken},
     },
     model::io::Subject,
     server::{InnerPid, Pid, discover::ProcessInfo, relpath},
@@ -19,7 +19,7 @@ const WORKER: Pid = Pid(1001);
 const MS: u64 = 1_000_000;
 
 fn join(filter: Filter) -> Join {
-    let mut join = Join::new(Server::example(), filter);
+    let mut join = Join::new(Server::example(), filter, true);
     for (pid, title) in [
         (WORKER, "postgres: io worker 1"),
         (BACKEND, "postgres: alice shop [local] SELECT"),
@@ -174,12 +174,13 @@ fn one_matching_row_infers_the_owner_and_two_make_it_ambiguous() {
         let mut join = join(Filter::default());
         let read = file_read(WORKER, 1000, 7);
         join.take(file(&read, "base/5/16384"));
+        join.take(rows(999, &[], 1));
         join.take(rows(1000, owners, 1));
         join.take(Event::Read(read));
-        // Only a sample well after the read settles it.
+        // Only the second sample after the read settles it.
         join.take(rows(1050, &[], 1));
         assert_eq!(join.fidelity, FidelityCounts::default());
-        join.take(rows(1200, &[], 1));
+        join.take(rows(1100, &[], 1));
         let report = report(join, 1, 1, 0);
         assert_eq!((report.ledger.inferred, report.ledger.ambiguous), (inferred, ambiguous));
         assert_eq!(report.backends.len() as u64, inferred);

@@ -11,8 +11,8 @@ use super::Pid;
 use super::discover::Server;
 use super::symbols::Symbols;
 
-/// First version with asynchronous I/O.
-const FIRST_AIO_MAJOR: u16 = 18;
+/// First version with asynchronous I/O, and with the view `pg_aios`.
+pub const FIRST_AIO_MAJOR: u16 = 18;
 
 /// The table of layouts by major version: so far there is one, in [`pgiotrace_ebpf::handle`] and [`control`],
 /// read in the sources of 18.0 to 18.6 and of 19beta3. Another version is added only after reading its

@@ -1,4 +1,4 @@
-//! Rows of `pg_aios` against traced reads.
+//! Rows of `pg_aios` against traced uses of I/O handles.
 //!
 //! `(io_id, generation)` names one use of a handle, so a row and a read of the same use must agree on everything
 //! else. Rows and reads come through different channels and may overtake each other: each side is kept for a while.
@@ -6,19 +6,24 @@
 use std::collections::VecDeque;
 
 use crate::{
-    capture::sampler::{AioRow, Taken},
+    capture::sampler::AioRow,
     model::{PgAiosLedger, io::RelationFork},
     server::InnerPid,
 };
 
-/// How many uses of one handle are remembered on either side.
-const REMEMBERED: usize = 8;
-/// How many rows are remembered for finding owners.
-const RECENT_ROWS: usize = 16_384;
+/// How many rows of one handle are remembered: those of reads that have not ended.
+const REMEMBERED_ROWS: usize = 8;
+/// How long the uses of a handle are remembered, for rows that are still on their way: PostgreSQL hands out the handle
+/// that was released last, so that thousands of uses of one handle may lie between a sample and its arrival.
+const REMEMBERED_NS: u64 = 2_000_000_000;
+/// How many uses of one handle are remembered at the most.
+const REMEMBERED_USES: usize = 65_536;
 
 /// A traced read, as far as the view shows it too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TracedUse {
+    /// When it ended, `CLOCK_MONOTONIC` nanoseconds.
+    pub end_ns: u64,
     /// Use of the handle.
     pub generation: u64,
     /// The backend that wanted it; `None` when not known.
@@ -48,34 +53,6 @@ impl TracedUse {
     }
 }
 
-/// A read without a usable handle, of which the view may tell the owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unowned {
-    /// Start, `CLOCK_MONOTONIC` nanoseconds.
-    pub start_ns: u64,
-    /// End, `CLOCK_MONOTONIC` nanoseconds.
-    pub end_ns: u64,
-    /// What is read.
-    pub relation: RelationFork,
-    /// Number of the segment.
-    pub segment: u32,
-    /// Bytes from the start of the segment file.
-    pub offset: u64,
-    /// Bytes.
-    pub length: u64,
-}
-
-/// Who the view says owns a read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Candidates {
-    /// Nobody.
-    None,
-    /// One backend.
-    One(InnerPid),
-    /// Several backends.
-    Several,
-}
-
 #[derive(Debug, Clone, Default)]
 struct Slot {
     rows: VecDeque<(AioRow, bool)>,
@@ -84,14 +61,13 @@ struct Slot {
 
 /// The comparison, as it grows.
 #[derive(Debug, Default)]
-pub struct Aios {
+pub struct Uses {
     slots: Vec<Slot>,
-    recent: VecDeque<(Taken, AioRow)>,
     ledger: PgAiosLedger,
     sampled: bool,
 }
 
-impl Aios {
+impl Uses {
     /// The books, `None` if the view was never sampled.
     #[must_use]
     pub fn ledger(&self) -> Option<PgAiosLedger> {
@@ -103,32 +79,28 @@ impl Aios {
     /// Forgets rows and reads, because handles and generations start anew.
     pub fn forget(&mut self) {
         self.slots.clear();
-        self.recent.clear();
     }
 
     /// Adds the rows of one sample.
-    pub fn add_rows(&mut self, taken: Taken, rows: Vec<AioRow>) {
+    pub fn add_rows(&mut self, rows: &[AioRow]) {
         self.sampled = true;
         for row in rows {
-            self.recent.push_back((taken, row.clone()));
             self.add_row(row);
         }
-        let surplus = self.recent.len().saturating_sub(RECENT_ROWS);
-        self.recent.drain(..surplus);
     }
 
-    fn add_row(&mut self, row: AioRow) {
+    fn add_row(&mut self, row: &AioRow) {
         let slot = slot(&mut self.slots, row.io_id);
         // The same use, seen again at the next sample.
         if slot.rows.iter().any(|(known, _)| known.generation == row.generation) {
             return;
         }
         self.ledger.rows += 1;
-        let traced = slot.uses.iter().find(|traced| traced.generation == row.generation);
-        let matched = traced.map(|traced| traced.agrees_with(&row));
+        let traced = slot.uses.iter().rev().find(|traced| traced.generation == row.generation);
+        let matched = traced.map(|traced| traced.agrees_with(row));
         count(&mut self.ledger, matched);
-        slot.rows.push_back((row, matched.is_some()));
-        if slot.rows.len() > REMEMBERED {
+        slot.rows.push_back((row.clone(), matched.is_some()));
+        if slot.rows.len() > REMEMBERED_ROWS {
             slot.rows.pop_front();
         }
     }
@@ -142,10 +114,11 @@ impl Aios {
                 count(&mut self.ledger, Some(traced.agrees_with(row)));
             }
         }
-        slot.uses.push_back(traced);
-        if slot.uses.len() > REMEMBERED {
+        let oldest = traced.end_ns.saturating_sub(REMEMBERED_NS);
+        while slot.uses.front().is_some_and(|old| old.end_ns < oldest) || slot.uses.len() >= REMEMBERED_USES {
             slot.uses.pop_front();
         }
+        slot.uses.push_back(traced);
     }
 
     /// The owner that the view shows for a use of a handle.
@@ -154,39 +127,7 @@ impl Aios {
         let rows = &self.slots.get(io_id as usize)?.rows;
         rows.iter().find(|(row, _)| row.generation == generation).map(|(row, _)| row.owner)
     }
-
-    /// Whose reads the view shows at the file, offset and length of a read, around the time of the read.
-    #[must_use]
-    pub fn owners_of(&self, read: &Unowned, segment_blocks: u32) -> Candidates {
-        let mut found = Candidates::None;
-        // Newest first, down to the samples that are too old for this read.
-        for (taken, row) in self.recent.iter().rev() {
-            if taken.to_ns.saturating_add(SLACK_NS) < read.start_ns {
-                break;
-            }
-            // A row lingers after its read, until the owner looks; and it stands before the read starts.
-            let is_same = taken.from_ns <= read.end_ns.saturating_add(SLACK_NS)
-                && row.offset == read.offset
-                && row.length == read.length
-                && row.target.is_some_and(|target| {
-                    target.relation == read.relation
-                        && target.first_block / segment_blocks.max(1) == read.segment
-                });
-            if !is_same {
-                continue;
-            }
-            found = match found {
-                Candidates::None => Candidates::One(row.owner),
-                Candidates::One(owner) if owner == row.owner => found,
-                _ => Candidates::Several,
-            };
-        }
-        found
-    }
 }
-
-/// How far a sample may be from a read to be of it.
-pub const SLACK_NS: u64 = 100_000_000;
 
 fn count(ledger: &mut PgAiosLedger, matched: Option<bool>) {
     match matched {
@@ -237,6 +178,7 @@ mod tests {
 
     fn traced(owner: u32, generation: u64) -> TracedUse {
         TracedUse {
+            end_ns: 0,
             generation,
             owner: Some(InnerPid(owner)),
             offset: Some(81_920),
@@ -247,26 +189,22 @@ mod tests {
         }
     }
 
-    fn taken(ns: u64) -> Taken {
-        Taken { from_ns: ns, to_ns: ns }
-    }
-
     #[test]
     fn a_row_is_confirmed_whichever_side_comes_first() {
-        let mut aios = Aios::default();
-        aios.add_rows(taken(0), vec![row(7, 1)]);
+        let mut aios = Uses::default();
+        aios.add_rows(&[row(7, 1)]);
         aios.add_use(3, traced(7, 1));
         aios.add_use(3, traced(7, 2));
-        aios.add_rows(taken(1), vec![row(7, 2)]);
+        aios.add_rows(&[row(7, 2)]);
         let expected = PgAiosLedger { rows: 2, confirmed: 2, contradicted: 0, unmatched: 0 };
         assert_eq!(aios.ledger(), Some(expected));
     }
 
     #[test]
     fn a_row_that_is_sampled_twice_counts_once() {
-        let mut aios = Aios::default();
-        aios.add_rows(taken(0), vec![row(7, 1)]);
-        aios.add_rows(taken(1), vec![row(7, 1)]);
+        let mut aios = Uses::default();
+        aios.add_rows(&[row(7, 1)]);
+        aios.add_rows(&[row(7, 1)]);
         aios.add_use(3, traced(7, 1));
         let expected = PgAiosLedger { rows: 1, confirmed: 1, contradicted: 0, unmatched: 0 };
         assert_eq!(aios.ledger(), Some(expected));
@@ -280,8 +218,8 @@ mod tests {
             TracedUse { blocks: 15, ..traced(7, 1) },
             TracedUse { relation: RelationFork { relfilenumber: 1, ..RELATION }, ..traced(7, 1) },
         ] {
-            let mut aios = Aios::default();
-            aios.add_rows(taken(0), vec![row(7, 1)]);
+            let mut aios = Uses::default();
+            aios.add_rows(&[row(7, 1)]);
             aios.add_use(3, wrong);
             let ledger = aios.ledger().expect("sampled");
             assert_eq!((ledger.confirmed, ledger.contradicted), (0, 1), "{wrong:?}");
@@ -290,29 +228,20 @@ mod tests {
 
     #[test]
     fn a_row_without_a_read_is_unmatched_and_no_sample_is_no_ledger() {
-        let mut aios = Aios::default();
+        let mut aios = Uses::default();
         assert_eq!(aios.ledger(), None);
-        aios.add_rows(taken(0), vec![row(7, 1)]);
+        aios.add_rows(&[row(7, 1)]);
         assert_eq!(aios.ledger().map(|ledger| ledger.unmatched), Some(1));
     }
 
     #[test]
-    fn an_owner_is_found_only_when_one_backend_reads_there_at_that_time() {
-        let read = Unowned {
-            start_ns: 1_000_000_000,
-            end_ns: 1_001_000_000,
-            relation: RELATION,
-            segment: 0,
-            offset: 81_920,
-            length: 131_072,
-        };
-        let mut aios = Aios::default();
-        aios.add_rows(taken(500_000_000), vec![row(6, 1)]);
-        assert_eq!(aios.owners_of(&read, 131_072), Candidates::None);
-        aios.add_rows(taken(1_000_500_000), vec![row(7, 2)]);
-        assert_eq!(aios.owners_of(&read, 131_072), Candidates::One(InnerPid(7)));
-        assert_eq!(aios.owners_of(&Unowned { segment: 1, ..read }, 131_072), Candidates::None);
-        aios.add_rows(taken(1_000_600_000), vec![row(8, 3)]);
-        assert_eq!(aios.owners_of(&read, 131_072), Candidates::Several);
+    fn a_row_is_confirmed_however_often_the_handle_was_used_since() {
+        let mut aios = Uses::default();
+        aios.add_use(3, traced(7, 1));
+        for generation in 2..5000 {
+            aios.add_use(3, TracedUse { end_ns: generation * 1_000, ..traced(8, generation) });
+        }
+        aios.add_rows(&[row(7, 1)]);
+        assert_eq!(aios.ledger().map(|ledger| ledger.confirmed), Some(1));
     }
 }
