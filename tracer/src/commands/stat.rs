@@ -77,12 +77,14 @@ async fn trace(
     let server = plan.server.clone();
     let is_sampled = plan.connector.is_some() && plan.sample_interval.is_some();
     let mut join = Join::new(server.clone(), options.filter.clone(), is_sampled);
+    // Before anything is attached: a signal that comes early ends the trace early, and still gives a report.
+    let signals = Signals::listen()?;
     let mut live = Live::attach(plan)?;
     let attach_ms = started.elapsed().as_secs_f64() * 1e3;
     let (start, began) = (jiff::Timestamp::now(), Instant::now());
     say_that_it_traces(&server, &options.until, is_verbose);
     let status = {
-        let mut end = pin!(until(&options.until));
+        let mut end = pin!(until(&options.until, signals));
         loop {
             let mut sink = |event| join.take(event);
             tokio::select! {
@@ -121,8 +123,7 @@ fn say_that_it_traces(server: &Server, until: &Until, is_verbose: bool) {
 }
 
 /// Waits for the end of the trace. The status is the command's.
-async fn until(until: &Until) -> anyhow::Result<Option<ExitStatus>> {
-    let mut signals = Signals::listen()?;
+async fn until(until: &Until, mut signals: Signals) -> anyhow::Result<Option<ExitStatus>> {
     match until {
         Until::Interrupted => {
             signals.next().await;
