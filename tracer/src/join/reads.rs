@@ -56,9 +56,11 @@ impl Join {
             };
         }
         // Without a handle: an io_uring request is its submitter's, and a system call its caller's, unless the caller
-        // is an io worker: those read relations only for others. What may be one counts as one.
+        // is an io worker: those read relations only for others. What may be one counts as one; but relations are always
+        // read at an offset (`FileReadV`, `src/backend/storage/file/fd.c`), and an io worker's own files by `read`.
         let executor = Pid(record.executor_tgid);
         let is_for_another = begun.flags & flags::IO_URING == 0
+            && begun.offset != OFFSET_OF_FILE_POSITION
             && self.people.is_io_worker(executor)
             && !matches!(self.subject(record), Subject::Folder(_));
         if is_for_another { Ownership::Elsewhere } else { Ownership::Known(executor) }
@@ -141,7 +143,7 @@ impl Join {
     /// What a read without a handle reads of a relation, and when.
     fn place_of_file(&self, record: &ReadRecord) -> Option<(Place, Span)> {
         let begun = &record.begun;
-        if begun.flags & flags::IO_URING != 0 {
+        if begun.flags & flags::IO_URING != 0 || begun.offset == OFFSET_OF_FILE_POSITION {
             return None;
         }
         let file = self.files.get(&FileId::of(record))?;

@@ -215,6 +215,17 @@ fn a_read_of_ones_own_is_exact_without_a_handle() {
 }
 
 #[test]
+fn a_workers_read_of_an_unknown_file_is_its_own_only_without_an_offset() {
+    let mut join = join(Filter::default());
+    let config = file_read(WORKER, 1, 7);
+    let begun = Begun { offset: pgiotrace_ebpf::OFFSET_OF_FILE_POSITION, ..config.begun };
+    join.take(Event::Read(ReadRecord { begun, ..config }));
+    join.take(Event::Read(file_read(WORKER, 2, 8)));
+    let report = report(join, 2, 2, 0);
+    assert_eq!((report.ledger.exact, report.ledger.unattributed), (1, 1));
+}
+
+#[test]
 fn failed_reads_keep_their_latency_and_count_no_blocks() {
     let mut join = join(Filter::default());
     join.take(Event::Read(ReadRecord { result: -5, ..handle_read(Some(BACKEND), 1, 1) }));
