@@ -50,6 +50,7 @@ pub struct ClusterBuilder {
     initdb_args: Vec<String>,
     password: Option<String>,
     outlives_us: bool,
+    has_own_pids: bool,
 }
 
 impl ClusterBuilder {
@@ -93,6 +94,14 @@ impl ClusterBuilder {
         self
     }
 
+    /// Runs the server in a PID namespace of its own, as in a container. Needs root, and a cluster that does not outlive
+    /// us.
+    #[must_use]
+    pub fn own_pids(mut self) -> Self {
+        self.has_own_pids = true;
+        self
+    }
+
     /// Makes the cluster and starts it; it accepts connections when this returns.
     ///
     /// # Errors
@@ -113,7 +122,7 @@ impl ClusterBuilder {
     pub fn initdb(self) -> Result<Cluster> {
         let account = Account::for_server()?;
         let folder = Folder::create(account)?;
-        let sandbox = Sandbox::new(self.install, account, folder.path())?;
+        let sandbox = Sandbox::new(self.install, account, folder.path(), self.has_own_pids)?;
         let mut command = sandbox.command("initdb")?;
         command.arg("-D").arg(folder.data()).args([
             "-U",
@@ -185,6 +194,7 @@ impl Cluster {
             initdb_args: Vec::new(),
             password: None,
             outlives_us: false,
+            has_own_pids: false,
         }
     }
 
@@ -294,6 +304,11 @@ impl Cluster {
     ///
     /// When the server does not run.
     pub fn postmaster_pid(&self) -> Result<u32> {
+        if self.sandbox.has_own_pids() {
+            let server = self.server.as_ref().context("the server does not run")?.id();
+            let children = fs::read_to_string(format!("/proc/{server}/task/{server}/children"))?;
+            return children.trim().parse().context("the server's namespace has no process");
+        }
         let file = self.data_dir().join("postmaster.pid");
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let pid = text.lines().next().and_then(|pid| pid.trim().parse().ok());

@@ -44,15 +44,27 @@ pub(crate) struct Sandbox {
     account: Account,
     /// The cluster's folder, at the same path inside and outside.
     folder: PathBuf,
+    /// Whether the server gets a PID namespace of its own, as in a container.
+    has_own_pids: bool,
 }
 
 impl Sandbox {
-    pub(crate) fn new(install: PgInstall, account: Account, folder: &Path) -> Result<Self> {
+    pub(crate) fn new(
+        install: PgInstall,
+        account: Account,
+        folder: &Path,
+        has_own_pids: bool,
+    ) -> Result<Self> {
         // initdb wants a name for its account; the root folder of a chroot knows none.
         let passwd = format!("postgres:x:{}:{}:::/bin/sh\n", account.uid, account.gid);
         fs::write(folder.join("passwd"), passwd)
             .with_context(|| format!("cannot write into the cluster's folder {}", folder.display()))?;
-        Ok(Self { install, account, folder: folder.to_owned() })
+        Ok(Self { install, account, folder: folder.to_owned(), has_own_pids })
+    }
+
+    /// Whether the server has a PID namespace of its own.
+    pub(crate) fn has_own_pids(&self) -> bool {
+        self.has_own_pids
     }
 
     pub(crate) fn install(&self) -> &PgInstall {
@@ -89,7 +101,15 @@ impl Sandbox {
     fn in_namespaces(&self, program: &str, dies: bool) -> Command {
         let mut command = elevated("env");
         command.args(self.environment());
-        command.args(["unshare", "--mount", "--ipc", "--", "sh", "-c", MOUNT_AND_EXEC, "sh"]);
+        if dies && self.has_own_pids {
+            // Here the server is not the child itself, but the child's.
+            command.args(["setpriv", "--pdeathsig=KILL", "--"]);
+        }
+        command.args(["unshare", "--mount", "--ipc"]);
+        if dies && self.has_own_pids {
+            command.args(["--pid", "--fork", "--kill-child=QUIT"]);
+        }
+        command.args(["--", "sh", "-c", MOUNT_AND_EXEC, "sh"]);
         let mut mount = |source: &OsStr, target: &Path| {
             command.arg(source).arg(target);
         };
