@@ -3,9 +3,10 @@
 //! The block layer's own times are cached per plug since 6.9, so each event takes its own.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
-use pgiotrace_ebpf::{DeviceGroup, Request};
+use pgiotrace_ebpf::{Counter, DeviceGroup, Request};
 
 use crate::{
+    counters::count,
     finish::{add, add_latency},
     kernel::{
         Args, DISK_FIRST_MINOR, DISK_MAJOR, QUEUE_DISK, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN, REQUEST_QUEUE,
@@ -29,12 +30,11 @@ fn is_read(request: u64) -> bool {
 #[inline(always)]
 pub fn queued(args: &Args) {
     let request = args.get(0);
-    if !is_read(request) {
-        return;
+    if is_read(request) {
+        // SAFETY: a helper without preconditions.
+        let queued_ns = unsafe { bpf_ktime_get_ns() };
+        follow(request, Request { queued_ns, issued_ns: 0, done_bytes: 0 });
     }
-    // SAFETY: a helper without preconditions.
-    let queued_ns = unsafe { bpf_ktime_get_ns() };
-    let _ = REQUESTS.insert(request, Request { queued_ns, issued_ns: 0, done_bytes: 0 }, 0);
 }
 
 /// A request goes to the driver (D). Its beginning may not have been seen: before the trace, or on kernels without
@@ -42,13 +42,27 @@ pub fn queued(args: &Args) {
 #[inline(always)]
 pub fn issued(args: &Args) {
     let request = args.get(0);
+    let known = REQUESTS.get_ptr_mut(request);
+    if !is_read(request) {
+        // A read that was merged into another never completes, and its address now serves this write.
+        if known.is_some() {
+            let _ = REQUESTS.remove(request);
+        }
+        return;
+    }
     // SAFETY: a helper without preconditions.
     let issued_ns = unsafe { bpf_ktime_get_ns() };
-    if let Some(known) = REQUESTS.get_ptr_mut(request) {
+    match known {
         // SAFETY: the request is in flight, so its entry lives; a request is issued by one CPU at a time.
-        unsafe { (*known).issued_ns = issued_ns };
-    } else if is_read(request) {
-        let _ = REQUESTS.insert(request, Request { queued_ns: 0, issued_ns, done_bytes: 0 }, 0);
+        Some(known) => unsafe { (*known).issued_ns = issued_ns },
+        None => follow(request, Request { queued_ns: 0, issued_ns, done_bytes: 0 }),
+    }
+}
+
+#[inline(always)]
+fn follow(address: u64, request: Request) {
+    if REQUESTS.insert(address, request, 0).is_err() {
+        count(Counter::RequestsFull);
     }
 }
 
@@ -97,7 +111,11 @@ fn device_group(device: u32) -> Option<&'static mut DeviceGroup> {
         // BPF_NOEXIST (1), as for groups of reads.
         let _ = DEVICES.insert(device, EMPTY_DEVICE, 1);
         DEVICES.get_ptr_mut(device)
-    })?;
+    });
+    let Some(group) = group else {
+        count(Counter::RequestsFull);
+        return None;
+    };
     // SAFETY: devices are never removed; members are changed atomically.
     Some(unsafe { &mut *group })
 }

@@ -13,6 +13,8 @@ pub struct Expected {
     pub offset: Option<u64>,
     /// Number of iovecs; `None` when the caller does not know it.
     pub iov_length: Option<u16>,
+    /// Bytes; `None` when the caller does not know it.
+    pub length: Option<u64>,
 }
 
 /// The 144 bytes of a handle, aligned for its u64 members.
@@ -84,7 +86,12 @@ pub fn validate(cluster: &Cluster, io_id: u32, expected: &Expected) -> Option<Ha
         && bytes.0[handle::TARGET] == handle::TARGET_SMGR
         && bytes.u32(handle::FD) as i32 == expected.fd
         && expected.offset.is_none_or(|offset| bytes.u64(handle::OFFSET) == offset)
-        && expected.iov_length.is_none_or(|length| bytes.u16(handle::IOV_LENGTH) == length);
+        && expected.iov_length.is_none_or(|length| bytes.u16(handle::IOV_LENGTH) == length)
+        && expected.length.is_none_or(|length| {
+            let block_bytes = u64::from(cluster.block_bytes);
+            block_bytes == 0 || u64::from(bytes.u32(handle::NBLOCKS)) * block_bytes == length
+        })
+        && bytes.u32(handle::IOVEC_OFF) == io_id * cluster.iovecs_per_handle;
     if !fits {
         count(Counter::CandidateRejected);
         return None;

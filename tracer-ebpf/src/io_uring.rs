@@ -42,13 +42,17 @@ pub fn submit(args: &Args) {
     if let Some(user_data) = KIOCB_USER_DATA.read::<u64>(request)
         && let Some(io_id) = handles::io_id_at(cluster, user_data)
     {
-        let expected = Expected { fd: begun.fd, offset: None, iov_length: None };
+        let expected = Expected { fd: begun.fd, offset: None, iov_length: None, length: None };
         match handles::validate(cluster, io_id, &expected) {
             Some(handle) if proc_number < 0 || handle.owner_proc_number == proc_number => {
                 begun.handle = handle;
                 begun.flags |= flags::HANDLE;
             }
-            _ => begun.flags |= flags::HANDLE_REJECTED,
+            Some(_) => {
+                count(Counter::CandidateRejected);
+                begun.flags |= flags::HANDLE_REJECTED;
+            }
+            None => begun.flags |= flags::HANDLE_REJECTED,
         }
     }
     // SAFETY: a helper without preconditions.

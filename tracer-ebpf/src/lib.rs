@@ -89,6 +89,10 @@ pub struct Cluster {
     pub iovecs_per_handle: u32,
     /// TGID of the postmaster; processes that it forks join the set.
     pub postmaster_tgid: u32,
+    /// Bytes of a block (`BLCKSZ`); 0: not known.
+    pub block_bytes: u32,
+    /// Explicit padding.
+    pub reserved: u32,
 }
 
 /// A process of the cluster.
@@ -350,13 +354,17 @@ pub enum Counter {
     ProcessesFull = 9,
     /// Reads that failed, whose record the ring had no room for.
     FailedRingFull = 10,
+    /// Reads whose file could not be told, because the kernel's structures could not be read.
+    FileUnreadable = 11,
+    /// Requests or devices that their tables had no room for.
+    RequestsFull = 12,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: u32 = 11;
+pub const COUNTER_COUNT: u32 = 13;
 
 const _: () = {
-    assert!(size_of::<Cluster>() == 40);
+    assert!(size_of::<Cluster>() == 48);
     assert!(size_of::<Process>() == 8);
     assert!(size_of::<HandleUse>() == 40);
     assert!(size_of::<Begun>() == 96);

@@ -21,7 +21,7 @@ pub static REQUESTS: HashMap<u64, Request> = HashMap::with_max_entries(16384, 0)
 #[map]
 pub static GROUPS: HashMap<GroupKey, Group> = HashMap::with_max_entries(1024, 0);
 #[map]
-pub static DEVICES: HashMap<u32, DeviceGroup> = HashMap::with_max_entries(64, 0);
+pub static DEVICES: HashMap<u32, DeviceGroup> = HashMap::with_max_entries(1024, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_COUNT, 0);
 #[map]

@@ -136,7 +136,12 @@ fn begin(cluster: &Cluster, call: &Call, regs: &Registers, tgid: u32, proc_numbe
             begun.flags = flags::HANDLE_REJECTED;
         }
         begun.owner_tgid = tgid;
-        describe_file(&mut begun)?;
+        match describe_file(&mut begun) {
+            Some(true) => {}
+            Some(false) => return None,
+            // Followed all the same, as a read of an unknown file: nothing is lost silently.
+            None => count(Counter::FileUnreadable),
+        }
     }
     // SAFETY: a helper without preconditions.
     begun.start_ns = unsafe { bpf_ktime_get_ns() };
@@ -153,7 +158,12 @@ fn find_handle(cluster: &Cluster, call: &Call, regs: &Registers, candidate: &mut
         return None;
     }
     let iov_length = if call.vectored { call.length as u16 } else { 1 };
-    let expected = Expected { fd: call.fd, offset: Some(call.offset), iov_length: Some(iov_length) };
+    let expected = Expected {
+        fd: call.fd,
+        offset: Some(call.offset),
+        iov_length: Some(iov_length),
+        length: (!call.vectored).then_some(call.length),
+    };
     if call.vectored
         && let Some(io_id) = handles::io_id_of_iovec(cluster, call.address)
     {
@@ -170,26 +180,31 @@ fn find_handle(cluster: &Cluster, call: &Call, regs: &Registers, candidate: &mut
     None
 }
 
-/// Adds inode and device of the call's file; `None` unless it is a regular file.
+/// Adds inode and device of the call's file, and says whether it is a regular one; `None` when the kernel's structures
+/// cannot be read.
 #[inline(always)]
-fn describe_file(begun: &mut Begun) -> Option<()> {
+fn describe_file(begun: &mut Begun) -> Option<bool> {
     // SAFETY: a helper without preconditions.
     let task = unsafe { bpf_get_current_task() };
     let table: u64 = FILES_FDT.read(TASK_FILES.read(task)?)?;
     let size: u32 = FDTABLE_MAX_FDS.read(table)?;
     if begun.fd as u32 >= size {
-        return None;
+        // No descriptor: the call will say so.
+        return Some(false);
     }
     let files: u64 = FDTABLE_FD.read(table)?;
     let file: u64 = kernel::read(files + u64::from(begun.fd as u32) * 8)?;
+    if file == 0 {
+        return Some(false);
+    }
     let inode: u64 = FILE_INODE.read(file)?;
     if INODE_MODE.read::<u16>(inode)? & S_IFMT != S_IFREG {
-        return None;
+        return Some(false);
     }
     begun.inode = INODE_INO.read(inode)?;
     begun.inode_generation = INODE_GENERATION.read(inode)?;
     begun.device = SB_DEV.read(INODE_SB.read(inode)?)?;
-    Some(())
+    Some(true)
 }
 
 #[inline(always)]

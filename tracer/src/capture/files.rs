@@ -1,21 +1,42 @@
 //! Which file a read without a handle reads: from inode to path.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs,
     os::unix::fs::{DirEntryExt, MetadataExt},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use super::{FileFacts, FileId};
+use pgiotrace_ebpf::ReadRecord;
+
+use super::FileFacts;
 use crate::{
     model::io::Subject,
-    server::{Pid, discover::Server, relpath},
+    server::{Pid, aio::FIRST_AIO_MAJOR, discover::Server, relpath},
 };
 
-/// How often the data directory may be listed.
+/// Between two listings of the data directory at first; twice as long after each, up to the longest.
 const LISTING_INTERVAL: Duration = Duration::from_secs(1);
+/// Between two listings of the data directory at the most.
+const LONGEST_LISTING_INTERVAL: Duration = Duration::from_mins(1);
+/// Files that are remembered; beyond it, all are learned anew.
+const MOST_FILES: usize = 65_536;
+
+/// Files of a database that are open for a moment only (`relmapper.c`, `relcache.c`, `miscinit.c`).
+const MOMENTARY_FILES: [&str; 3] = ["PG_VERSION", "pg_filenode.map", "pg_internal.init"];
+
+/// A file, as the kernel tells it apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct FileId {
+    /// `super_block.s_dev`.
+    device: u32,
+    /// Inode number.
+    inode: u64,
+    /// Generation of the inode.
+    generation: u32,
+}
 
 /// Files of the server by inode.
 pub struct Files {
@@ -24,41 +45,73 @@ pub struct Files {
     server_data_directory: PathBuf,
     /// The server's root folder as the kernel writes it before the paths of descriptors: not `/` in a chroot.
     server_root: PathBuf,
-    known: HashMap<FileId, FileFacts>,
+    /// Whether relations are read without a handle, and so their files are to be found as well.
+    wants_relations: bool,
+    /// The data directory's device as the kernel numbers it: inode numbers mean nothing on another.
+    device: Option<u32>,
+    known: HashMap<FileId, Arc<FileFacts>>,
+    /// Files that were not found, until the next listing.
+    missed: HashSet<FileId>,
     /// Paths by inode as of the last listing.
     listing: HashMap<u64, PathBuf>,
     listed: Option<Instant>,
+    listing_interval: Duration,
+    unknown: Arc<FileFacts>,
 }
-
-/// What nothing is known of.
-static UNKNOWN: FileFacts = FileFacts { subject: Subject::Unknown, segment: 0 };
 
 impl Files {
     /// Nothing is looked at yet.
     pub fn new(server: &Server) -> Self {
+        let data_directory = server.host_path(&server.data_directory);
         Self {
-            data_directory: server.host_path(&server.data_directory),
+            device: fs::metadata(&data_directory).ok().map(|found| kernel_device(found.dev())),
+            data_directory,
             server_data_directory: server.data_directory.clone(),
             server_root: fs::read_link(format!("/proc/{}/root", server.postmaster))
                 .unwrap_or_else(|_| PathBuf::from("/")),
+            wants_relations: server.major < FIRST_AIO_MAJOR,
             known: HashMap::new(),
+            missed: HashSet::new(),
             listing: HashMap::new(),
             listed: None,
+            listing_interval: LISTING_INTERVAL,
+            unknown: Arc::new(FileFacts { subject: Subject::Unknown, segment: 0 }),
         }
     }
 
-    /// What a file is, and whether that was not known before. `fd` is the descriptor by which the process `reader`
-    /// read it; the process may be gone by now, or the descriptor closed or reused, so the inode is compared.
-    pub fn look_up(&mut self, id: FileId, reader: Pid, fd: i32) -> (&FileFacts, bool) {
-        let is_new = !self.known.contains_key(&id);
-        if is_new {
-            let Some(path) = path_of_descriptor(id, reader, fd).or_else(|| self.listed_path(id)) else {
-                return (&UNKNOWN, false);
-            };
-            let facts = self.facts_of(&path);
-            self.known.insert(id, facts);
+    /// What the file of a read without a handle is. The reader may be gone by now, or its descriptor closed or reused,
+    /// so the inode is compared.
+    pub fn look_up(&mut self, read: &ReadRecord) -> Arc<FileFacts> {
+        let begun = &read.begun;
+        let id = FileId { device: begun.device, inode: begun.inode, generation: begun.inode_generation };
+        if let Some(facts) = self.known.get(&id) {
+            return Arc::clone(facts);
         }
-        (&self.known[&id], is_new)
+        let path = match path_of_descriptor(id, Pid(read.executor_tgid), begun.fd) {
+            Some(path) => {
+                self.learn_device(id, &path);
+                Some(path)
+            }
+            None => self.listed_path(id),
+        };
+        let Some(path) = path else {
+            self.missed.insert(id);
+            return Arc::clone(&self.unknown);
+        };
+        if self.known.len() >= MOST_FILES {
+            self.known.clear();
+        }
+        let facts = Arc::new(self.facts_of(&path));
+        self.known.insert(id, Arc::clone(&facts));
+        facts
+    }
+
+    /// overlayfs and btrfs show another device to processes than the kernel's own; a descriptor tells the true one.
+    fn learn_device(&mut self, id: FileId, path: &Path) {
+        let path = self.relative(path);
+        if Path::new(&path).is_relative() && !path.starts_with("pg_tblspc") {
+            self.device = Some(id.device);
+        }
     }
 
     fn facts_of(&self, path: &Path) -> FileFacts {
@@ -94,23 +147,38 @@ impl Files {
         path.to_string_lossy().into_owned()
     }
 
-    /// The path by which the data directory lists an inode: for files that are open for a moment only. Directory
-    /// entries carry the inode, so no file is touched.
+    /// The path by which the data directory lists an inode: for files that are open for a moment only.
     fn listed_path(&mut self, id: FileId) -> Option<PathBuf> {
-        let is_due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING_INTERVAL);
-        if is_due && !self.listing.contains_key(&id.inode) {
-            self.list();
+        if self.device != Some(id.device) {
+            return None;
         }
-        self.listing.get(&id.inode).cloned()
+        let is_due = self.listed.is_none_or(|listed| listed.elapsed() >= self.listing_interval);
+        if is_due || !self.missed.contains(&id) {
+            if is_due && !self.listing.contains_key(&id.inode) {
+                self.list();
+            }
+            return self.listing.get(&id.inode).cloned();
+        }
+        None
     }
 
+    /// Lists what may be open for a moment. With many relations that takes time in which the ring fills, so their files
+    /// are left out where handles tell them.
     fn list(&mut self) {
-        self.listed = Some(Instant::now());
+        if self.listed.replace(Instant::now()).is_some() {
+            self.listing_interval = (self.listing_interval * 2).min(LONGEST_LISTING_INTERVAL);
+        }
+        self.missed.clear();
         self.listing.clear();
         let mut folders = vec![self.data_directory.clone()];
         while let Some(folder) = folders.pop() {
+            let is_base = folder.file_name().is_some_and(|name| name == "base");
+            // Directory entries carry the inode, so no file is touched.
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 match entry.file_type() {
+                    Ok(kind) if kind.is_dir() && is_base && !self.wants_relations => {
+                        self.list_database(&entry.path());
+                    }
                     Ok(kind) if kind.is_dir() => folders.push(entry.path()),
                     Ok(kind) if kind.is_file() => {
                         self.listing.insert(entry.ino(), entry.path());
@@ -120,6 +188,20 @@ impl Files {
             }
         }
     }
+
+    fn list_database(&mut self, folder: &Path) {
+        for name in MOMENTARY_FILES {
+            let path = folder.join(name);
+            if let Ok(found) = fs::metadata(&path) {
+                self.listing.insert(found.ino(), path);
+            }
+        }
+    }
+}
+
+/// A device's number as the kernel encodes it (`MKDEV`, `include/linux/kdev_t.h`).
+fn kernel_device(device: u64) -> u32 {
+    (rustix::fs::major(device) << 20) | rustix::fs::minor(device)
 }
 
 /// The path of a process's descriptor, if it still is this file.

@@ -1,6 +1,6 @@
 //! The running machine as a source of events.
 
-use std::{collections::HashSet, fs, io, time::Duration};
+use std::{collections::HashSet, fs, io, sync::Arc, time::Duration};
 
 use pgiotrace_ebpf::{Cluster, ReadRecord, flags};
 use tokio::{
@@ -9,17 +9,17 @@ use tokio::{
 };
 
 use super::{
-    Capture, Ending, Event, FileId,
+    Capture, Ending, Event, FileFacts, SeenRead,
     files::Files,
     kernel::{
-        Kernel, KernelError, Record, Sizes,
+        Kernel, KernelError, Record, Sizes, lost_without_member_of,
         programs::{Phase, Program, Refusal},
     },
     names::{NameAnswer, RelationKey, Resolver},
     sampler::{PgSample, Sampler},
 };
 use crate::{
-    model::io::Subject,
+    model::io::{RelationFork, Subject},
     server::{
         Pid,
         aio::{self, AioArea, AioRefusal},
@@ -98,7 +98,11 @@ impl AioState {
     }
 
     fn cluster(&self, server: &Server) -> Cluster {
-        let mut cluster = Cluster { postmaster_tgid: server.postmaster.0, ..Cluster::default() };
+        let mut cluster = Cluster {
+            postmaster_tgid: server.postmaster.0,
+            block_bytes: server.build_sizes.map_or(0, |sizes| sizes.block_bytes),
+            ..Cluster::default()
+        };
         if let Ok(symbols) = &self.symbols {
             cluster.my_proc_number = symbols.my_proc_number.unwrap_or(0);
         }
@@ -118,6 +122,11 @@ impl AioState {
             Err(_) => (0, ASSUMED_PROCESSES),
         };
         Sizes { processes, handles, ring_bytes }
+    }
+
+    /// Whether another look would find the same: not while shared memory is being filled.
+    fn is_settled(&self) -> bool {
+        !matches!(self.area, Err(AioRefusal::Unreadable { .. } | AioRefusal::NotReady))
     }
 
     fn proc_number_of(&self, pid: Pid) -> Option<i32> {
@@ -143,9 +152,14 @@ impl Live {
     /// When the kernel refuses a program that nothing can be traced without.
     pub fn attach(plan: Plan) -> Result<Self, LiveError> {
         let Plan { server, connector, sample_interval, use_handles, ring_bytes } = plan;
+        // Named before it is read, so that a restart in between is noticed at the next look.
+        let shared_memory = server.shared_memory();
         let aio = AioState::read(&server, use_handles);
         let mut notes: Vec<String> = aio.note().into_iter().collect();
         let mut kernel = Kernel::load(aio.sizes(ring_bytes))?;
+        notes.extend(kernel.absent_members().iter().map(|(structure, member)| {
+            format!("this kernel has no {structure}.{member}: {}", lost_without_member_of(structure))
+        }));
         kernel.set_cluster(&aio.cluster(&server))?;
         // The set of processes is kept by the kernel from here on; those that are there already are added after it,
         // so that none falls between.
@@ -161,7 +175,7 @@ impl Live {
         watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut live = Self {
             describer: Describer::new(&server),
-            shared_memory: server.shared_memory(),
+            shared_memory: if aio.is_settled() { shared_memory } else { None },
             server,
             kernel,
             aio,
@@ -212,19 +226,25 @@ impl Live {
         if std::mem::take(&mut self.some_left) {
             self.kernel.retire_groups(|owner| fs::exists(format!("/proc/{owner}")).unwrap_or(false))?;
         }
-        let shared_memory = self.server.shared_memory();
-        if shared_memory.is_none() || shared_memory == self.shared_memory {
+        self.look_for_restart(sink)
+    }
+
+    /// Reads the handles' addresses again when the server's shared memory is new.
+    fn look_for_restart(&mut self, sink: &mut impl FnMut(Event)) -> Result<(), KernelError> {
+        let Some(shared_memory) = self.server.shared_memory() else { return Ok(()) };
+        if self.shared_memory.as_ref() == Some(&shared_memory) {
             return Ok(());
         }
         let aio = AioState::read(&self.server, self.aio.use_handles);
-        // It is not filled yet: look again at the next visit.
-        if matches!(aio.area, Err(AioRefusal::Unreadable { .. } | AioRefusal::NotReady)) {
+        if !aio.is_settled() {
             return Ok(());
         }
         self.kernel.set_cluster(&aio.cluster(&self.server))?;
         self.aio = aio;
-        self.shared_memory = shared_memory;
-        sink(Event::Restarted);
+        // Without a name before, the server was only starting.
+        if self.shared_memory.replace(shared_memory).is_some() {
+            sink(Event::Restarted);
+        }
         Ok(())
     }
 
@@ -243,9 +263,11 @@ impl Capture for Live {
     async fn next(&mut self, sink: &mut impl FnMut(Event)) -> Result<(), LiveError> {
         self.pending.drain(..).for_each(&mut *sink);
         let mut is_time_to_watch = false;
+        let is_behind = self.kernel.is_behind();
         let event = tokio::select! {
+            () = tokio::task::yield_now(), if is_behind => None,
             ready = self.kernel.readable() => { ready?; None }
-            Some(sample) = receive(&mut self.samples) => Some(Event::Sample(sample)),
+            Some(sample) = receive(&mut self.samples), if !is_behind => Some(Event::Sample(sample)),
             Some(answer) = receive_unbounded(&mut self.answers) => Some(Event::Name(answer)),
             _ = self.watch.tick() => { is_time_to_watch = true; None }
         };
@@ -258,7 +280,7 @@ impl Capture for Live {
         // Who joins may be the first process of a server that has just restarted after a crash, and its reads are to be
         // exact, too: the watch would come too late for them.
         if std::mem::take(&mut self.some_joined) {
-            self.watch_server(sink)?;
+            self.look_for_restart(sink)?;
         }
         Ok(())
     }
@@ -345,16 +367,18 @@ impl Describer {
                 sink(Event::Left(pid));
                 return true;
             }
-            Record::Read(read) => {
-                self.describe(&read, sink);
-                sink(Event::Read(read));
+            Record::Read(record) => {
+                self.introduce(&record, sink);
+                let file = self.describe(&record);
+                sink(Event::Read(SeenRead { record, file }));
             }
         }
         false
     }
 
-    fn describe(&mut self, read: &ReadRecord, sink: &mut impl FnMut(Event)) {
-        for tgid in [read.executor_tgid, read.begun.owner_tgid] {
+    /// Says who executor and owner are, when they are new.
+    fn introduce(&mut self, record: &ReadRecord, sink: &mut impl FnMut(Event)) {
+        for tgid in [record.executor_tgid, record.begun.owner_tgid] {
             let pid = Pid(tgid);
             if tgid != 0
                 && !self.described.contains(&pid)
@@ -364,30 +388,22 @@ impl Describer {
                 sink(Event::Process(process));
             }
         }
-        let relation = if read.begun.flags & flags::HANDLE != 0 {
-            let handle = &read.begun.handle;
-            Some(RelationKey {
-                tablespace_oid: handle.tablespace_oid,
-                database_oid: handle.database_oid,
-                relfilenumber: handle.relfilenumber,
-                is_temp: handle.is_temp != 0,
-            })
-        } else if read.begun.flags & flags::IO_URING == 0 {
-            let id = FileId::of(read);
-            let (facts, is_new) = self.files.look_up(id, Pid(read.executor_tgid), read.begun.fd);
-            if is_new {
-                sink(Event::File(id, facts.clone()));
-            }
-            match &facts.subject {
-                Subject::Relation(relation) => Some(RelationKey::of(relation)),
-                _ => None,
-            }
-        } else {
-            None
-        };
-        if let Some(relation) = relation {
-            self.ask(relation);
+    }
+
+    /// What is read, if the record alone does not tell; and asks for its name.
+    fn describe(&mut self, record: &ReadRecord) -> Option<Arc<FileFacts>> {
+        if let Some(relation) = RelationFork::of_handle(&record.begun) {
+            self.ask(RelationKey::of(&relation));
+            return None;
         }
+        if record.begun.flags & flags::IO_URING != 0 {
+            return None;
+        }
+        let file = self.files.look_up(record);
+        if let Subject::Relation(relation) = &file.subject {
+            self.ask(RelationKey::of(relation));
+        }
+        Some(file)
     }
 
     /// Asks once for a relation's name. Most reads are of the relation of the read before.
@@ -407,15 +423,18 @@ impl Describer {
 
 /// Adds the processes that the server has already.
 fn seed(kernel: &mut Kernel, server: &Server, aio: &AioState) -> Result<Vec<ProcessInfo>, KernelError> {
-    kernel.add_process(server.postmaster, None)?;
+    kernel.add_process(server.postmaster)?;
     let processes = server.processes();
     for process in &processes {
-        kernel.add_process(process.pid, aio.proc_number_of(process.pid))?;
-    }
-    // One that ended before it was added would stay for ever.
-    for process in &processes {
-        if !fs::exists(format!("/proc/{}", process.pid)).unwrap_or(true) {
-            kernel.remove_process(process.pid)?;
+        let pid = process.pid;
+        kernel.add_process(pid)?;
+        let proc_number = aio.proc_number_of(pid);
+        if let Some(number) = proc_number {
+            kernel.add_owner(number, pid)?;
+        }
+        // One that ended meanwhile would stay for ever, and its slot may be another's by now.
+        if !fs::exists(format!("/proc/{pid}")).unwrap_or(true) {
+            kernel.remove_process(pid, proc_number)?;
         }
     }
     Ok(processes)

@@ -9,6 +9,8 @@ pub mod live;
 pub mod names;
 pub mod sampler;
 
+use std::sync::Arc;
+
 use pgiotrace_ebpf::ReadRecord;
 
 use crate::{
@@ -19,33 +21,11 @@ use kernel::Totals;
 use names::NameAnswer;
 use sampler::PgSample;
 
-/// A file, as the kernel tells it apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileId {
-    /// `super_block.s_dev`.
-    pub device: u32,
-    /// Inode number.
-    pub inode: u64,
-    /// Generation of the inode.
-    pub generation: u32,
-}
-
-impl FileId {
-    /// The file of a read that has no handle.
-    #[must_use]
-    pub fn of(record: &ReadRecord) -> Self {
-        let begun = &record.begun;
-        Self { device: begun.device, inode: begun.inode, generation: begun.inode_generation }
-    }
-}
-
 /// Something that was captured.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A read has ended.
-    Read(ReadRecord),
-    /// What a file is; comes before the first read of it.
-    File(FileId, FileFacts),
+    Read(SeenRead),
     /// Who a process is; comes before its first read.
     Process(ProcessInfo),
     /// A process of the cluster ended.
@@ -60,6 +40,15 @@ pub enum Event {
     Stopped,
     /// What the user must know, in one sentence.
     Note(String),
+}
+
+/// A read that has ended, with what `/proc` says of its file.
+#[derive(Debug, Clone)]
+pub struct SeenRead {
+    /// The kernel's record.
+    pub record: ReadRecord,
+    /// Its file, unless it has a handle, or went through io_uring.
+    pub file: Option<Arc<FileFacts>>,
 }
 
 /// What a file is.

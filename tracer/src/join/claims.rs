@@ -148,6 +148,8 @@ impl Claims {
 
     /// Takes in a read without a handle, whoever owns it: a claim may mean it.
     pub fn add_read(&mut self, place: Place, span: Span) {
+        // Samples may have ended, or never have come.
+        self.sweep(span.end_ns);
         self.places.entry(place).or_default().reads.push(span);
     }
 

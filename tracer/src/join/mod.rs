@@ -12,11 +12,9 @@ mod uses;
 
 use std::collections::{HashMap, VecDeque};
 
-use pgiotrace_ebpf::ReadRecord;
-
 use crate::{
     capture::{
-        Ending, Event, FileFacts, FileId,
+        Ending, Event, SeenRead,
         names::{NameAnswer, RelationKey, RelationName},
         sampler::PgSample,
     },
@@ -35,7 +33,7 @@ use uses::Uses;
 
 /// Reads whose owner is still looked for; beyond it, the oldest is given up.
 const MOST_WAITING: usize = 100_000;
-/// Reads whose names are awaited for a filter; beyond it, the oldest is left out.
+/// Reads whose names are awaited for a filter; beyond it, those that still are not known are left out.
 const MOST_DEFERRED: usize = 200_000;
 
 /// What `pg_filenode_relation` and `pg_database` say of a relation.
@@ -53,6 +51,7 @@ struct Ends {
     short: u64,
     bytes: u64,
     blocks: u64,
+    beyond_range: u64,
 }
 
 /// The join, as it grows.
@@ -61,7 +60,6 @@ pub struct Join {
     filter: Filter,
     facts: Option<ServerFacts>,
     people: People,
-    files: HashMap<FileId, FileFacts>,
     names: HashMap<RelationKey, Name>,
     uses: Uses,
     claims: Claims,
@@ -72,7 +70,7 @@ pub struct Join {
     ends: Ends,
     ended: Ended,
     /// Reads without an owner, until the samples around them are in.
-    waiting: VecDeque<ReadRecord>,
+    waiting: VecDeque<SeenRead>,
     /// Reads of which it is not known yet whether the filter takes them.
     deferred: VecDeque<(Io, Option<Incarnation>)>,
     is_stopped: bool,
@@ -89,7 +87,6 @@ impl Join {
             filter,
             facts: None,
             people: People::default(),
-            files: HashMap::new(),
             names: HashMap::new(),
             uses: Uses::default(),
             claims: Claims::default(),
@@ -114,10 +111,7 @@ impl Join {
     /// Takes one event in.
     pub fn take(&mut self, event: Event) {
         match event {
-            Event::Read(record) => self.take_read(record),
-            Event::File(id, facts) => {
-                self.files.insert(id, facts);
-            }
+            Event::Read(read) => self.take_read(read),
             Event::Process(process) => self.people.introduce(&process),
             Event::Left(pid) => {
                 let incarnation = self.people.current(pid);
@@ -127,6 +121,7 @@ impl Join {
             Event::Sample(sample) => self.take_sample(sample),
             Event::Name(answer) => self.take_name(answer),
             Event::Restarted => {
+                self.give_up_waiting();
                 self.uses.forget();
                 self.claims.forget();
                 self.note(
@@ -146,9 +141,15 @@ impl Join {
             PgSample::Facts(facts) => self.facts = Some(*facts),
             PgSample::Limited(note) | PgSample::Unavailable(note) => self.note(note),
             PgSample::Back => {}
-            PgSample::Activity { rows, .. } => rows.into_iter().for_each(|row| self.people.name(row)),
+            PgSample::Activity { rows, .. } => {
+                self.people.begin_sample();
+                for row in rows {
+                    self.people.name(row);
+                }
+                self.settle_deferred(false);
+            }
             PgSample::Aios { taken, rows } => {
-                self.uses.add_rows(&rows);
+                self.uses.add_rows(taken, &rows);
                 self.claims.add_sample(taken, &rows, self.segment_blocks());
                 self.settle_waiting();
             }

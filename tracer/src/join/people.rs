@@ -21,6 +21,17 @@ pub struct Person {
     pub title_type: Option<String>,
 }
 
+impl Person {
+    /// With `update_process_title` off the title has no number, and may be all that is known.
+    fn is_io_worker(&self) -> bool {
+        let in_view = self.activity.as_ref().and_then(|row| row.backend_type.as_deref());
+        in_view.or(self.title_type.as_deref()) == Some(IO_WORKER)
+    }
+}
+
+/// What PostgreSQL calls them, in titles and in `pg_stat_activity.backend_type`.
+const IO_WORKER: &str = "io worker";
+
 /// Processes by PID; one that ended is told from a later one of its PID.
 #[derive(Debug, Default)]
 pub struct People {
@@ -56,15 +67,16 @@ impl People {
         self.get(self.current(pid))?.inner_pid
     }
 
-    /// Whether a process is an io worker.
+    /// Whether a process is an io worker; `None` when nothing is known of it.
     #[must_use]
-    pub fn is_io_worker(&self, pid: Pid) -> bool {
-        self.get(self.current(pid)).is_some_and(|person| person.io_worker.is_some())
+    pub fn is_io_worker(&self, pid: Pid) -> Option<bool> {
+        self.get(self.current(pid)).map(Person::is_io_worker)
     }
 
-    /// All io workers that were seen.
-    pub fn io_workers(&self) -> impl Iterator<Item = (Pid, u32)> {
-        self.known.iter().filter_map(|(incarnation, person)| Some((incarnation.pid, person.io_worker?)))
+    /// All io workers that were seen, with their numbers where those are known.
+    pub fn io_workers(&self) -> impl Iterator<Item = (Pid, Option<u32>)> {
+        let workers = self.known.iter().filter(|(_, person)| person.is_io_worker());
+        workers.map(|(incarnation, person)| (incarnation.pid, person.io_worker))
     }
 
     /// Takes in who a process is.
@@ -94,6 +106,12 @@ impl People {
         self.known.remove(&incarnation)
     }
 
+    /// Begins to take in a sample of `pg_stat_activity`. Rows of the one before whose process was never introduced are
+    /// forgotten: their PIDs may be others' by now.
+    pub fn begin_sample(&mut self) {
+        self.unclaimed.clear();
+    }
+
     /// Takes in a row of `pg_stat_activity`.
     pub fn name(&mut self, row: ActivityRow) {
         let known = self.outer(row.pid).map(|pid| self.current(pid));
@@ -108,8 +126,13 @@ impl People {
 
 /// The number in a title `postgres: [cluster: ]io worker N`.
 fn io_worker_number(title: &str) -> Option<u32> {
-    let (before, number) = title.rsplit_once("io worker ")?;
-    (before.starts_with("postgres: ") && before.ends_with(": ")).then(|| number.trim().parse().ok())?
+    let number = last_part(title)?.strip_prefix(IO_WORKER)?;
+    number.trim().parse().ok()
+}
+
+/// What a title says behind the server's and the cluster's name.
+fn last_part(title: &str) -> Option<&str> {
+    title.trim_end().strip_prefix("postgres: ")?.rsplit(": ").next()
 }
 
 /// The type of an auxiliary process, from a title such as `postgres: checkpointer`. Titles of sessions name user and
@@ -126,11 +149,10 @@ fn type_of_title(title: &str) -> Option<String> {
         "walreceiver",
         "walwriter",
     ];
-    let title = title.strip_prefix("postgres: ")?.trim_end();
-    if io_worker_number(&format!("postgres: {title}")).is_some() {
-        return Some("io worker".to_owned());
+    let last = last_part(title)?;
+    if last == IO_WORKER || io_worker_number(title).is_some() {
+        return Some(IO_WORKER.to_owned());
     }
-    let last = title.rsplit(": ").next()?;
     TYPES.iter().find(|kind| last.starts_with(**kind)).map(|kind| (*kind).to_owned())
 }
 
@@ -162,6 +184,11 @@ mod tests {
         assert_eq!(io_worker_number("postgres: alice shop [local] SELECT"), None);
         assert_eq!(type_of_title("postgres: 18/main: checkpointer ").as_deref(), Some("checkpointer"));
         assert_eq!(type_of_title("postgres: alice shop [local] SELECT"), None);
+        assert_eq!(
+            type_of_title("postgres: io worker").as_deref(),
+            Some("io worker"),
+            "no update_process_title"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From the kernel's record of a read to the read with its owner.
 
-use pgiotrace_ebpf::{Begun, OFFSET_OF_FILE_POSITION, ReadRecord, flags};
+use pgiotrace_ebpf::{OFFSET_OF_FILE_POSITION, flags};
 
 use super::{
     Join, MOST_DEFERRED, MOST_WAITING, Name,
@@ -8,17 +8,18 @@ use super::{
     uses::TracedUse,
 };
 use crate::{
-    capture::{FileId, names::RelationKey},
+    capture::{SeenRead, names::RelationKey},
     model::{
+        MOST_NANOS,
         aggregate::Incarnation,
-        io::{Executor, Fidelity, Fork, Io, Method, RelationFork, Subject},
+        io::{Executor, Fidelity, Io, Method, RelationFork, Subject},
     },
-    server::Pid,
+    server::{Pid, aio::FIRST_AIO_MAJOR},
 };
 
-/// Blocks of a segment file unless the server says otherwise: `RELSEG_SIZE` of a default build, 1 GiB.
+/// Blocks of a segment file unless the control file says otherwise: `RELSEG_SIZE` of a default build, 1 GiB.
 const DEFAULT_SEGMENT_BLOCKS: u32 = 131_072;
-/// Bytes of a block unless the server says otherwise: `BLCKSZ` of a default build.
+/// Bytes of a block unless the control file says otherwise: `BLCKSZ` of a default build.
 const DEFAULT_BLOCK_BYTES: u32 = 8192;
 
 /// Who owns a read, as far as the record alone tells.
@@ -28,18 +29,21 @@ enum Ownership {
     Known(Pid),
     /// Another process than the executor; the view `pg_aios` may tell which.
     Elsewhere,
+    /// What the record says cannot be.
+    Contradictory,
 }
 
 impl Join {
-    pub(super) fn take_read(&mut self, record: ReadRecord) {
+    pub(super) fn take_read(&mut self, read: SeenRead) {
         if self.expects_aios {
-            self.compare_with_view(&record);
+            self.compare_with_view(&read);
         }
-        self.count_end(&record);
-        match self.ownership(&record) {
-            Ownership::Known(owner) => self.finish(&record, Some(owner), Fidelity::Exact),
+        self.count_end(&read);
+        match self.ownership(&read) {
+            Ownership::Known(owner) => self.finish(&read, Some(owner), Fidelity::Exact),
+            Ownership::Contradictory => self.finish(&read, None, Fidelity::Unattributed),
             Ownership::Elsewhere => {
-                self.waiting.push_back(record);
+                self.waiting.push_back(read);
                 if self.waiting.len() > MOST_WAITING {
                     self.settle_oldest();
                 }
@@ -47,37 +51,43 @@ impl Join {
         }
     }
 
-    fn ownership(&self, record: &ReadRecord) -> Ownership {
-        let begun = &record.begun;
+    fn ownership(&self, read: &SeenRead) -> Ownership {
+        let begun = &read.record.begun;
+        let executor = Pid(read.record.executor_tgid);
+        // Before asynchronous I/O there were none. What is not known may be one.
+        let may_be_io_worker =
+            self.server.major >= FIRST_AIO_MAJOR && self.people.is_io_worker(executor) != Some(false);
         if begun.flags & flags::HANDLE != 0 {
+            // Only its owner or an io worker executes a handle's read.
             return match begun.owner_tgid {
-                0 => Ownership::Elsewhere,
-                owner => Ownership::Known(Pid(owner)),
+                0 if may_be_io_worker => Ownership::Elsewhere,
+                0 => Ownership::Known(executor),
+                owner if owner == executor.0 || may_be_io_worker => Ownership::Known(Pid(owner)),
+                _ => Ownership::Contradictory,
             };
         }
         // Without a handle: an io_uring request is its submitter's, and a system call its caller's, unless the caller
-        // is an io worker: those read relations only for others. What may be one counts as one; but relations are always
-        // read at an offset (`FileReadV`, `src/backend/storage/file/fd.c`), and an io worker's own files by `read`.
-        let executor = Pid(record.executor_tgid);
-        let is_for_another = begun.flags & flags::IO_URING == 0
+        // is an io worker: those read relations only for others. Relations are always read at an offset (`FileReadV`,
+        // `src/backend/storage/file/fd.c`), and an io worker's own files by `read`.
+        let is_for_another = may_be_io_worker
+            && begun.flags & flags::IO_URING == 0
             && begun.offset != OFFSET_OF_FILE_POSITION
-            && self.people.is_io_worker(executor)
-            && !matches!(self.subject(record), Subject::Folder(_));
+            && !matches!(read.subject(), Subject::Folder(_));
         if is_for_another { Ownership::Elsewhere } else { Ownership::Known(executor) }
     }
 
     /// Compares a read with the rows of the view: by its handle, or else as one that a row may mean.
-    fn compare_with_view(&mut self, record: &ReadRecord) {
-        let begun = &record.begun;
-        let Some(relation) = relation_of_handle(begun) else {
-            if let Some((place, span)) = self.place_of_file(record) {
+    fn compare_with_view(&mut self, read: &SeenRead) {
+        let begun = &read.record.begun;
+        let Some(relation) = RelationFork::of_handle(begun) else {
+            if let Some((place, span)) = read.place() {
                 self.claims.add_read(place, span);
             }
             return;
         };
         let owner = (begun.owner_tgid != 0).then_some(Pid(begun.owner_tgid));
         let traced = TracedUse {
-            end_ns: record.end_ns,
+            end_ns: read.record.end_ns,
             generation: begun.handle.generation,
             owner: owner.and_then(|owner| self.people.inner(owner)),
             offset: (begun.offset != OFFSET_OF_FILE_POSITION).then_some(begun.offset),
@@ -89,13 +99,14 @@ impl Join {
         self.uses.add_use(begun.handle.io_id, traced);
     }
 
-    fn count_end(&mut self, record: &ReadRecord) {
-        match u64::try_from(record.result) {
+    fn count_end(&mut self, read: &SeenRead) {
+        self.ends.beyond_range += u64::from(read.latency_ns() > MOST_NANOS);
+        match u64::try_from(read.record.result) {
             Ok(bytes) => {
                 self.ends.completed += 1;
-                self.ends.short += u64::from(bytes < self.wanted_bytes(record));
+                self.ends.short += u64::from(bytes < self.wanted_bytes(read));
                 self.ends.bytes += bytes;
-                self.ends.blocks += self.blocks(record);
+                self.ends.blocks += self.blocks(read);
             }
             Err(_) => self.ends.failed += 1,
         }
@@ -103,7 +114,7 @@ impl Join {
 
     /// Finds owners for the reads to which all claims are in.
     pub(super) fn settle_waiting(&mut self) {
-        while self.waiting.front().is_some_and(|oldest| self.claims.are_settled(oldest.end_ns)) {
+        while self.waiting.front().is_some_and(|oldest| self.claims.are_settled(oldest.record.end_ns)) {
             self.settle_oldest();
         }
     }
@@ -116,8 +127,8 @@ impl Join {
     }
 
     fn settle_oldest(&mut self) {
-        let Some(record) = self.waiting.pop_front() else { return };
-        let candidates = self.candidates(&record);
+        let Some(read) = self.waiting.pop_front() else { return };
+        let candidates = self.candidates(&read);
         let (owner, fidelity) = match candidates {
             Candidates::One(inner) => match self.people.outer(inner) {
                 Some(owner) => (Some(owner), Fidelity::Inferred),
@@ -126,41 +137,25 @@ impl Join {
             Candidates::Several => (None, Fidelity::Ambiguous),
             Candidates::None => (None, Fidelity::Unattributed),
         };
-        self.finish(&record, owner, fidelity);
+        self.finish(&read, owner, fidelity);
     }
 
-    fn candidates(&self, record: &ReadRecord) -> Candidates {
-        let begun = &record.begun;
+    fn candidates(&self, read: &SeenRead) -> Candidates {
+        let begun = &read.record.begun;
         if begun.flags & flags::HANDLE != 0 {
             let owner = self.uses.owner_of_use(begun.handle.io_id, begun.handle.generation);
             return owner.map_or(Candidates::None, Candidates::One);
         }
         // As long as a claim may still be to another read, it decides nothing.
-        let found = self.place_of_file(record).filter(|_| self.claims.are_settled(record.end_ns));
+        let found = read.place().filter(|_| self.claims.are_settled(read.record.end_ns));
         found.map_or(Candidates::None, |(place, span)| self.claims.owner_of(&place, &span))
     }
 
-    /// What a read without a handle reads of a relation, and when.
-    fn place_of_file(&self, record: &ReadRecord) -> Option<(Place, Span)> {
-        let begun = &record.begun;
-        if begun.flags & flags::IO_URING != 0 || begun.offset == OFFSET_OF_FILE_POSITION {
-            return None;
-        }
-        let file = self.files.get(&FileId::of(record))?;
-        let Subject::Relation(relation) = file.subject else { return None };
-        let length = match begun.length {
-            0 => record.result.unsigned_abs(),
-            length => length,
-        };
-        let place = Place { relation, segment: file.segment, offset: begun.offset, length };
-        Some((place, Span { start_ns: begun.start_ns, end_ns: record.end_ns }))
-    }
-
     /// Books a read whose owner is settled.
-    fn finish(&mut self, record: &ReadRecord, owner: Option<Pid>, fidelity: Fidelity) {
+    fn finish(&mut self, read: &SeenRead, owner: Option<Pid>, fidelity: Fidelity) {
         self.fidelity.add(fidelity);
-        let executor = Pid(record.executor_tgid);
-        let method = if record.begun.flags & flags::IO_URING != 0 {
+        let executor = Pid(read.record.executor_tgid);
+        let method = if read.record.begun.flags & flags::IO_URING != 0 {
             Method::IoUring
         } else if owner == Some(executor) {
             Method::Sync
@@ -169,7 +164,7 @@ impl Join {
         };
         let executor_kind = match method {
             Method::Worker => Executor::IoWorker,
-            Method::IoUring if record.begun.flags & flags::PUNTED != 0 => Executor::IouWrk,
+            Method::IoUring if read.record.begun.flags & flags::PUNTED != 0 => Executor::IouWrk,
             Method::Sync | Method::IoUring => Executor::Owner,
         };
         let io = Io {
@@ -177,12 +172,10 @@ impl Join {
             executor,
             executor_kind,
             method,
-            fidelity,
-            subject: self.subject(record),
-            blocks: self.blocks(record),
-            bytes: u64::try_from(record.result).unwrap_or(0),
-            failed: record.result < 0,
-            latency_ns: record.end_ns.saturating_sub(record.begun.start_ns),
+            subject: read.subject(),
+            blocks: self.blocks(read),
+            bytes: u64::try_from(read.record.result).unwrap_or(0),
+            latency_ns: read.latency_ns(),
         };
         let owner = owner.map(|owner| self.people.current(owner));
         self.book(io, owner);
@@ -195,7 +188,7 @@ impl Join {
             None => {
                 self.deferred.push_back((io, owner));
                 if self.deferred.len() > MOST_DEFERRED {
-                    self.deferred.pop_front();
+                    self.settle_deferred(true);
                     self.note("the filter left out reads whose names were learned too late".to_owned());
                 }
             }
@@ -232,21 +225,13 @@ impl Join {
         self.names.get(&RelationKey::of(relation))
     }
 
-    fn subject(&self, record: &ReadRecord) -> Subject {
-        if let Some(relation) = relation_of_handle(&record.begun) {
-            return Subject::Relation(relation);
-        }
-        let file = self.files.get(&FileId::of(record));
-        file.map_or(Subject::Unknown, |file| file.subject.clone())
-    }
-
     /// Blocks that a read covered.
-    fn blocks(&self, record: &ReadRecord) -> u64 {
-        let Ok(bytes) = u64::try_from(record.result) else { return 0 };
-        if record.begun.flags & flags::HANDLE != 0 {
-            return u64::from(record.begun.handle.blocks);
+    fn blocks(&self, read: &SeenRead) -> u64 {
+        let Ok(bytes) = u64::try_from(read.record.result) else { return 0 };
+        if read.record.begun.flags & flags::HANDLE != 0 {
+            return u64::from(read.record.begun.handle.blocks);
         }
-        match self.subject(record) {
+        match read.subject() {
             Subject::Relation(_) => bytes / u64::from(self.block_bytes()),
             Subject::Folder(_) | Subject::Unknown => 0,
         }
@@ -255,8 +240,8 @@ impl Join {
     /// Bytes that the result is held against; 0 when it may be anything. The kernel side does not add up a vector's
     /// parts, and sees no length of what goes through io_uring, but the handle tells. A plain `read` of a small file
     /// asks for a buffer's length, and gets what there is.
-    fn wanted_bytes(&self, record: &ReadRecord) -> u64 {
-        let begun = &record.begun;
+    fn wanted_bytes(&self, read: &SeenRead) -> u64 {
+        let begun = &read.record.begun;
         if begun.flags & flags::HANDLE != 0 {
             u64::from(begun.handle.blocks) * u64::from(self.block_bytes())
         } else if begun.offset == OFFSET_OF_FILE_POSITION {
@@ -267,24 +252,41 @@ impl Join {
     }
 
     fn block_bytes(&self) -> u32 {
-        self.facts.as_ref().map_or(DEFAULT_BLOCK_BYTES, |facts| facts.block_size.max(1))
+        self.server.build_sizes.map_or(DEFAULT_BLOCK_BYTES, |sizes| sizes.block_bytes)
     }
 
     pub(super) fn segment_blocks(&self) -> u32 {
-        self.facts.as_ref().map_or(DEFAULT_SEGMENT_BLOCKS, |facts| facts.segment_blocks)
+        self.server.build_sizes.map_or(DEFAULT_SEGMENT_BLOCKS, |sizes| sizes.segment_blocks)
     }
 }
 
-fn relation_of_handle(begun: &Begun) -> Option<RelationFork> {
-    if begun.flags & flags::HANDLE == 0 {
-        return None;
+impl SeenRead {
+    /// Nanoseconds from start to end.
+    fn latency_ns(&self) -> u64 {
+        self.record.end_ns.saturating_sub(self.record.begun.start_ns)
     }
-    let handle = &begun.handle;
-    Some(RelationFork {
-        tablespace_oid: handle.tablespace_oid,
-        database_oid: handle.database_oid,
-        relfilenumber: handle.relfilenumber,
-        fork: Fork::from_number(handle.fork)?,
-        temporary: handle.is_temp != 0,
-    })
+
+    /// What was read.
+    fn subject(&self) -> Subject {
+        match (RelationFork::of_handle(&self.record.begun), &self.file) {
+            (Some(relation), _) => Subject::Relation(relation),
+            (None, Some(file)) => file.subject.clone(),
+            (None, None) => Subject::Unknown,
+        }
+    }
+
+    /// What a read without a handle reads of a relation, and when.
+    fn place(&self) -> Option<(Place, Span)> {
+        let (begun, file) = (&self.record.begun, self.file.as_ref()?);
+        let Subject::Relation(relation) = file.subject else { return None };
+        if begun.offset == OFFSET_OF_FILE_POSITION {
+            return None;
+        }
+        let length = match begun.length {
+            0 => u64::try_from(self.record.result).ok()?,
+            length => length,
+        };
+        let place = Place { relation, segment: file.segment, offset: begun.offset, length };
+        Some((place, Span { start_ns: begun.start_ns, end_ns: self.record.end_ns }))
+    }
 }

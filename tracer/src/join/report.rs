@@ -22,7 +22,7 @@ use crate::{
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
     let ledger = ledger(&join, ending);
-    if ending.totals.counter(Counter::ProcessRecordLost) > 0 {
+    if ending.totals.counts.of(Counter::ProcessRecordLost) > 0 {
         join.note("the ring was full when processes ended: reads of two processes with the same PID may stand together".to_owned());
     }
     use_kernel_counts_if_records_were_lost(&mut join, ending);
@@ -52,11 +52,11 @@ fn target(join: &Join) -> Target {
 }
 
 fn ledger(join: &Join, ending: &Ending) -> Ledger {
-    let totals = &ending.totals;
+    let counts = &ending.totals.counts;
     let ends = join.ends;
-    let lost = totals.ring_full() + totals.counter(Counter::TableFull);
-    let begun = totals.counter(Counter::Begun);
-    let accounted = ends.completed + ends.failed + totals.in_flight + lost;
+    let lost = counts.ring_full() + counts.of(Counter::TableFull);
+    let begun = counts.of(Counter::Begun);
+    let accounted = ends.completed + ends.failed + counts.in_flight + lost;
     Ledger {
         reads: ends.completed + ends.failed,
         bytes: ends.bytes,
@@ -70,23 +70,23 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         failed: ends.failed,
         // The kernel's count is complete even when records are lost, but leaves out reads whose length it does not know.
         short: ends.short,
-        in_flight: totals.in_flight,
+        in_flight: counts.in_flight,
         lost,
-        rejected_candidates: totals.counter(Counter::CandidateRejected),
-        unreadable_candidates: totals.counter(Counter::CandidateUnreadable),
-        beyond_range: join.aggregate.owners.values().map(IoTotals::beyond_range).sum(),
-        complete: lost == 0 && begun == accounted && totals.counter(Counter::ProcessesFull) == 0,
+        rejected_candidates: counts.of(Counter::CandidateRejected),
+        unreadable_candidates: counts.of(Counter::CandidateUnreadable),
+        beyond_range: ends.beyond_range,
+        complete: lost == 0 && begun == accounted && counts.of(Counter::ProcessesFull) == 0,
         pg_aios: join.uses.ledger(),
     }
 }
 
 /// The kernel's counts per owner and executor are complete even when the ring was full.
 fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
-    let lost = ending.totals.ring_full();
+    let lost = ending.totals.counts.ring_full();
     if lost == 0 {
         return;
     }
-    if !join.filter.is_empty() || ending.totals.counter(Counter::GroupsFull) > 0 {
+    if !join.filter.is_empty() || ending.totals.counts.of(Counter::GroupsFull) > 0 {
         join.note(format!(
             "{lost} reads are missing in every table: the ring between kernel and tracer was full"
         ));
@@ -97,7 +97,7 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
     aggregate.replace_by_groups(
         &ending.totals.groups,
         |pid| people.current(pid),
-        |pid| people.is_io_worker(pid),
+        |pid| people.is_io_worker(pid) == Some(true),
     );
     join.note(format!(
         "the ring between kernel and tracer was full: backends and io workers are complete from the kernel's own counts, \
@@ -106,7 +106,7 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
 }
 
 fn overhead(ending: &Ending, attach_ms: f64) -> Overhead {
-    let ended = ending.totals.counter(Counter::Completed) + ending.totals.counter(Counter::Failed);
+    let ended = ending.totals.counts.of(Counter::Completed) + ending.totals.counts.of(Counter::Failed);
     Overhead {
         bpf_ns_per_read: ending.program_ns.filter(|_| ended > 0).map(|nanos| nanos as f64 / ended as f64),
         bpf_cpu_s: ending.program_ns.map(|nanos| nanos as f64 / 1e9),
@@ -151,8 +151,7 @@ fn ended_backends(join: &Join) -> Vec<EndedBackends> {
 
 fn io_workers(join: &Join, duration_s: f64) -> Vec<IoWorker> {
     let idle = WorkerTotals::default();
-    let mut workers: Vec<(Pid, Option<u32>)> =
-        join.people.io_workers().map(|(pid, number)| (pid, Some(number))).collect();
+    let mut workers: Vec<(Pid, Option<u32>)> = join.people.io_workers().collect();
     for pid in join.aggregate.workers.keys() {
         if !workers.iter().any(|(known, _)| known == pid) {
             workers.push((*pid, None));

@@ -1,15 +1,17 @@
 //! The join, fed with made-up events.
 
+use std::sync::Arc;
+
 use pgiotrace_ebpf::{Begun, Counter, HandleUse, ReadRecord, flags};
 
 use super::*;
 use crate::{
     capture::{
+        FileFacts,
         aio_target::AioTarget,
         kernel::Totals,
         sampler::{ActivityRow, AioRow, AioState, Taken},
     },
-    model::io::Subject,
     server::{InnerPid, Pid, discover::ProcessInfo, relpath},
 };
 
@@ -86,18 +88,23 @@ fn handle_read(owner: Option<Pid>, at_ms: u64, generation: u64) -> ReadRecord {
 }
 
 /// The same read, without a handle.
-fn file_read(executor: Pid, at_ms: u64, inode: u64) -> ReadRecord {
+fn file_read(executor: Pid, at_ms: u64) -> ReadRecord {
     let mut read = handle_read(Some(executor), at_ms, 0);
     read.executor_tgid = executor.0;
     read.begun.flags = flags::HANDLE_REJECTED;
     read.begun.handle = HandleUse::default();
-    read.begun.inode = inode;
     read
 }
 
-fn file(read: &ReadRecord, path: &str) -> Event {
+/// A read that has a handle, or of a file that could not be told.
+fn read(record: ReadRecord) -> Event {
+    Event::Read(SeenRead { record, file: None })
+}
+
+/// A read of the file of this path.
+fn read_of(record: ReadRecord, path: &str) -> Event {
     let facts = FileFacts { subject: relpath::subject_of(path), segment: 0 };
-    Event::File(FileId::of(read), facts)
+    Event::Read(SeenRead { record, file: Some(Arc::new(facts)) })
 }
 
 fn rows(at_ms: u64, owners: &[Pid], generation: u64) -> Event {
@@ -131,9 +138,9 @@ fn name(schema: &str, name: &str) -> Event {
 /// The report of a trace in which the kernel saw these reads begin and end.
 fn report(join: Join, begun: u64, completed: u64, failed: u64) -> StatReport {
     let mut totals = Totals::default();
-    totals.set(Counter::Begun, begun);
-    totals.set(Counter::Completed, completed);
-    totals.set(Counter::Failed, failed);
+    totals.counts.set(Counter::Begun, begun);
+    totals.counts.set(Counter::Completed, completed);
+    totals.counts.set(Counter::Failed, failed);
     let ending = Ending { totals, ..Ending::default() };
     join.report(Window { start: String::new(), duration_s: 1.0 }, 0.0, &ending)
 }
@@ -143,7 +150,7 @@ fn a_workers_read_belongs_to_the_handles_owner_and_is_exact() {
     let mut join = join(Filter::default());
     join.take(sessions());
     join.take(name("public", "orders"));
-    join.take(Event::Read(handle_read(Some(BACKEND), 1, 1)));
+    join.take(read(handle_read(Some(BACKEND), 1, 1)));
     let report = report(join, 1, 1, 0);
     assert_eq!((report.ledger.exact, report.ledger.blocks, report.ledger.complete), (1, 16, true));
     let [backend] = &report.backends[..] else { panic!("one owner: {:?}", report.backends) };
@@ -159,9 +166,8 @@ fn a_workers_read_belongs_to_the_handles_owner_and_is_exact() {
 #[test]
 fn a_rejected_handle_is_never_exact_when_a_worker_executed_it() {
     let mut join = join(Filter::default());
-    let read = file_read(WORKER, 1000, 7);
-    join.take(file(&read, "base/5/16384"));
-    join.take(Event::Read(read));
+    let read = file_read(WORKER, 1000);
+    join.take(read_of(read, "base/5/16384"));
     let report = report(join, 1, 1, 0);
     assert_eq!((report.ledger.exact, report.ledger.unattributed), (0, 1));
     assert!(report.backends.is_empty());
@@ -172,11 +178,10 @@ fn a_rejected_handle_is_never_exact_when_a_worker_executed_it() {
 fn one_matching_row_infers_the_owner_and_two_make_it_ambiguous() {
     for (owners, inferred, ambiguous) in [(&[BACKEND][..], 1, 0), (&[BACKEND, OTHER_BACKEND][..], 0, 1)] {
         let mut join = join(Filter::default());
-        let read = file_read(WORKER, 1000, 7);
-        join.take(file(&read, "base/5/16384"));
+        let read = file_read(WORKER, 1000);
         join.take(rows(999, &[], 1));
         join.take(rows(1000, owners, 1));
-        join.take(Event::Read(read));
+        join.take(read_of(read, "base/5/16384"));
         // Only the second sample after the read settles it.
         join.take(rows(1050, &[], 1));
         assert_eq!(join.fidelity, FidelityCounts::default());
@@ -193,7 +198,7 @@ fn a_use_whose_owner_the_kernel_did_not_know_is_inferred_from_its_row() {
     let Event::Sample(PgSample::Aios { taken, mut rows }) = rows(1, &[BACKEND], 5) else { unreachable!() };
     rows[0].io_id = 3;
     join.take(Event::Sample(PgSample::Aios { taken, rows }));
-    join.take(Event::Read(handle_read(None, 1, 5)));
+    join.take(read(handle_read(None, 1, 5)));
     let report = report(join, 1, 1, 0);
     assert_eq!((report.ledger.inferred, report.ledger.unattributed), (1, 0));
     assert_eq!(report.ledger.pg_aios.map(|ledger| ledger.confirmed), Some(1));
@@ -203,12 +208,10 @@ fn a_use_whose_owner_the_kernel_did_not_know_is_inferred_from_its_row() {
 #[test]
 fn a_read_of_ones_own_is_exact_without_a_handle() {
     let mut join = join(Filter::default());
-    let own = file_read(BACKEND, 1, 7);
-    let workers_own = file_read(WORKER, 1, 8);
-    join.take(file(&own, "base/5/16384"));
-    join.take(file(&workers_own, "global/pg_filenode.map"));
-    join.take(Event::Read(own));
-    join.take(Event::Read(workers_own));
+    let own = file_read(BACKEND, 1);
+    let workers_own = file_read(WORKER, 1);
+    join.take(read_of(own, "base/5/16384"));
+    join.take(read_of(workers_own, "global/pg_filenode.map"));
     let report = report(join, 2, 2, 0);
     assert_eq!((report.ledger.exact, report.ledger.blocks), (2, 16));
     assert!(report.backends.iter().all(|backend| backend.io.by_method.sync == 1));
@@ -217,18 +220,60 @@ fn a_read_of_ones_own_is_exact_without_a_handle() {
 #[test]
 fn a_workers_read_of_an_unknown_file_is_its_own_only_without_an_offset() {
     let mut join = join(Filter::default());
-    let config = file_read(WORKER, 1, 7);
+    let config = file_read(WORKER, 1);
     let begun = Begun { offset: pgiotrace_ebpf::OFFSET_OF_FILE_POSITION, ..config.begun };
-    join.take(Event::Read(ReadRecord { begun, ..config }));
-    join.take(Event::Read(file_read(WORKER, 2, 8)));
+    join.take(read(ReadRecord { begun, ..config }));
+    join.take(read(file_read(WORKER, 2)));
     let report = report(join, 2, 2, 0);
     assert_eq!((report.ledger.exact, report.ledger.unattributed), (1, 1));
 }
 
 #[test]
+fn a_handle_that_names_another_owner_than_the_backend_that_executes_it_is_not_believed() {
+    let mut join = join(Filter::default());
+    join.take(read(ReadRecord { executor_tgid: OTHER_BACKEND.0, ..handle_read(Some(BACKEND), 1, 1) }));
+    let report = report(join, 1, 1, 0);
+    assert_eq!((report.ledger.exact, report.ledger.unattributed), (0, 1));
+    assert!(report.backends.is_empty());
+}
+
+#[test]
+fn without_numbers_in_the_process_array_a_backends_own_read_is_its_own() {
+    let mut join = join(Filter::default());
+    join.take(read(ReadRecord { executor_tgid: BACKEND.0, ..handle_read(None, 1, 1) }));
+    let report = report(join, 1, 1, 0);
+    assert_eq!((report.ledger.exact, report.backends[0].io.by_method.sync), (1, 1));
+}
+
+#[test]
+fn an_io_worker_without_a_number_and_a_process_that_nobody_knows_own_no_relations_reads() {
+    let unknown = Pid(1999);
+    let mut join = join(Filter::default());
+    join.take(Event::Process(process(WORKER, "postgres: io worker")));
+    for pid in [WORKER, unknown] {
+        let read = file_read(pid, 1);
+        join.take(read_of(read, "base/5/16384"));
+    }
+    let report = report(join, 2, 2, 0);
+    assert_eq!((report.ledger.exact, report.ledger.unattributed), (0, 2));
+    assert_eq!(report.io_workers.iter().filter(|worker| worker.worker.is_none()).count(), 2);
+}
+
+#[test]
+fn a_row_of_a_process_that_was_never_seen_names_no_later_one_of_its_pid() {
+    let mut join = join(Filter::default());
+    let sample = |rows| Event::Sample(PgSample::Activity { taken: Taken { from_ns: 0, to_ns: 0 }, rows });
+    join.take(sample(vec![activity(Pid(1050), "alice")]));
+    join.take(sample(Vec::new()));
+    join.take(Event::Process(process(Pid(1050), "postgres: bob shop [local] SELECT")));
+    join.take(read(handle_read(Some(Pid(1050)), 1, 1)));
+    assert_eq!(report(join, 1, 1, 0).backends[0].user, None);
+}
+
+#[test]
 fn failed_reads_keep_their_latency_and_count_no_blocks() {
     let mut join = join(Filter::default());
-    join.take(Event::Read(ReadRecord { result: -5, ..handle_read(Some(BACKEND), 1, 1) }));
+    join.take(read(ReadRecord { result: -5, ..handle_read(Some(BACKEND), 1, 1) }));
     let report = report(join, 1, 0, 1);
     assert_eq!((report.ledger.failed, report.ledger.completed, report.ledger.blocks), (1, 0, 0));
     assert!(report.ledger.complete);
@@ -240,7 +285,7 @@ fn failed_reads_keep_their_latency_and_count_no_blocks() {
 #[test]
 fn books_that_do_not_balance_are_incomplete() {
     let mut join = join(Filter::default());
-    join.take(Event::Read(handle_read(Some(BACKEND), 1, 1)));
+    join.take(read(handle_read(Some(BACKEND), 1, 1)));
     assert!(!report(join, 2, 1, 0).ledger.complete);
 }
 
@@ -257,8 +302,8 @@ fn filters_restrict_the_tables_and_never_the_ledger() {
     ];
     for (filter, reads) in filters {
         let mut join = join(filter.clone());
-        join.take(Event::Read(handle_read(Some(BACKEND), 1, 1)));
-        join.take(Event::Read(handle_read(Some(OTHER_BACKEND), 1, 2)));
+        join.take(read(handle_read(Some(BACKEND), 1, 1)));
+        join.take(read(handle_read(Some(OTHER_BACKEND), 1, 2)));
         // Names come after the reads.
         join.take(sessions());
         join.take(name("public", "orders"));
@@ -286,7 +331,7 @@ fn ended_backends_are_folded_and_none_of_their_reads_is_lost() {
             taken: Taken { from_ns: 0, to_ns: 0 },
             rows: vec![row],
         }));
-        join.take(Event::Read(handle_read(Some(pid), u64::from(number), u64::from(number))));
+        join.take(read(handle_read(Some(pid), u64::from(number), u64::from(number))));
         join.take(Event::Left(pid));
     }
     let reads = u64::from(reads);
@@ -303,7 +348,7 @@ fn ended_backends_are_folded_and_none_of_their_reads_is_lost() {
 #[test]
 fn a_crash_restart_forgets_the_uses_of_handles() {
     let mut join = join(Filter::default());
-    join.take(Event::Read(handle_read(Some(BACKEND), 1, 1)));
+    join.take(read(handle_read(Some(BACKEND), 1, 1)));
     join.take(Event::Restarted);
     let Event::Sample(PgSample::Aios { taken, mut rows }) = rows(1, &[OTHER_BACKEND], 1) else {
         unreachable!()
@@ -317,9 +362,7 @@ fn a_crash_restart_forgets_the_uses_of_handles() {
 #[test]
 fn a_file_of_unknown_path_is_not_taken_for_a_relation() {
     let mut join = join(Filter::default());
-    let read = file_read(BACKEND, 1, 7);
-    join.take(Event::File(FileId::of(&read), FileFacts { subject: Subject::Unknown, segment: 0 }));
-    join.take(Event::Read(read));
+    join.take(read(file_read(BACKEND, 1)));
     let report = report(join, 1, 1, 0);
     assert_eq!((report.ledger.exact, report.ledger.blocks), (1, 0));
     assert_eq!((report.relations[0].name.as_deref(), report.relations[0].file.as_deref()), (None, None));

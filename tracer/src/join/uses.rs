@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::{
-    capture::sampler::AioRow,
+    capture::sampler::{AioRow, Taken},
     model::{PgAiosLedger, io::RelationFork},
     server::InnerPid,
 };
@@ -65,6 +65,7 @@ pub struct Uses {
     slots: Vec<Slot>,
     ledger: PgAiosLedger,
     sampled: bool,
+    swept_ns: u64,
 }
 
 impl Uses {
@@ -81,9 +82,10 @@ impl Uses {
         self.slots.clear();
     }
 
-    /// Adds the rows of one sample.
-    pub fn add_rows(&mut self, rows: &[AioRow]) {
+    /// Adds the rows of one sample, taken at this time.
+    pub fn add_rows(&mut self, taken: Taken, rows: &[AioRow]) {
         self.sampled = true;
+        self.forget_uses_before(taken.from_ns.saturating_sub(REMEMBERED_NS));
         for row in rows {
             self.add_row(row);
         }
@@ -119,6 +121,18 @@ impl Uses {
             slot.uses.pop_front();
         }
         slot.uses.push_back(traced);
+    }
+
+    /// Handles that are used no more would keep what is remembered of them for ever.
+    fn forget_uses_before(&mut self, oldest: u64) {
+        if self.swept_ns > oldest {
+            return;
+        }
+        self.swept_ns = oldest + REMEMBERED_NS;
+        for slot in &mut self.slots {
+            slot.uses.retain(|traced| traced.end_ns >= oldest);
+            slot.uses.shrink_to(REMEMBERED_ROWS);
+        }
     }
 
     /// The owner that the view shows for a use of a handle.
@@ -161,6 +175,8 @@ mod tests {
         temporary: false,
     };
 
+    const AT: Taken = Taken { from_ns: 10, to_ns: 20 };
+
     fn row(owner: u32, generation: u64) -> AioRow {
         AioRow {
             owner: InnerPid(owner),
@@ -192,10 +208,10 @@ mod tests {
     #[test]
     fn a_row_is_confirmed_whichever_side_comes_first() {
         let mut aios = Uses::default();
-        aios.add_rows(&[row(7, 1)]);
+        aios.add_rows(AT, &[row(7, 1)]);
         aios.add_use(3, traced(7, 1));
         aios.add_use(3, traced(7, 2));
-        aios.add_rows(&[row(7, 2)]);
+        aios.add_rows(AT, &[row(7, 2)]);
         let expected = PgAiosLedger { rows: 2, confirmed: 2, contradicted: 0, unmatched: 0 };
         assert_eq!(aios.ledger(), Some(expected));
     }
@@ -203,8 +219,8 @@ mod tests {
     #[test]
     fn a_row_that_is_sampled_twice_counts_once() {
         let mut aios = Uses::default();
-        aios.add_rows(&[row(7, 1)]);
-        aios.add_rows(&[row(7, 1)]);
+        aios.add_rows(AT, &[row(7, 1)]);
+        aios.add_rows(AT, &[row(7, 1)]);
         aios.add_use(3, traced(7, 1));
         let expected = PgAiosLedger { rows: 1, confirmed: 1, contradicted: 0, unmatched: 0 };
         assert_eq!(aios.ledger(), Some(expected));
@@ -219,7 +235,7 @@ mod tests {
             TracedUse { relation: RelationFork { relfilenumber: 1, ..RELATION }, ..traced(7, 1) },
         ] {
             let mut aios = Uses::default();
-            aios.add_rows(&[row(7, 1)]);
+            aios.add_rows(AT, &[row(7, 1)]);
             aios.add_use(3, wrong);
             let ledger = aios.ledger().expect("sampled");
             assert_eq!((ledger.confirmed, ledger.contradicted), (0, 1), "{wrong:?}");
@@ -230,7 +246,7 @@ mod tests {
     fn a_row_without_a_read_is_unmatched_and_no_sample_is_no_ledger() {
         let mut aios = Uses::default();
         assert_eq!(aios.ledger(), None);
-        aios.add_rows(&[row(7, 1)]);
+        aios.add_rows(AT, &[row(7, 1)]);
         assert_eq!(aios.ledger().map(|ledger| ledger.unmatched), Some(1));
     }
 
@@ -241,7 +257,17 @@ mod tests {
         for generation in 2..5000 {
             aios.add_use(3, TracedUse { end_ns: generation * 1_000, ..traced(8, generation) });
         }
-        aios.add_rows(&[row(7, 1)]);
+        aios.add_rows(AT, &[row(7, 1)]);
         assert_eq!(aios.ledger().map(|ledger| ledger.confirmed), Some(1));
+    }
+
+    #[test]
+    fn uses_are_forgotten_when_no_row_of_them_can_come_any_more() {
+        let mut aios = Uses::default();
+        aios.add_use(3, traced(7, 1));
+        let late = Taken { from_ns: 2 * REMEMBERED_NS, to_ns: 2 * REMEMBERED_NS };
+        aios.add_rows(late, &[row(7, 1)]);
+        assert_eq!(aios.ledger().map(|ledger| (ledger.rows, ledger.confirmed)), Some((1, 0)));
+        assert!(aios.slots.iter().all(|slot| slot.uses.is_empty()));
     }
 }

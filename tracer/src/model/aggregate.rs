@@ -91,12 +91,6 @@ impl IoTotals {
         self.latency.sum_nanos() + u128::from(self.coarse.sum_nanos())
     }
 
-    /// Latencies that were too long for the histogram.
-    #[must_use]
-    pub fn beyond_range(&self) -> u64 {
-        self.latency.beyond_range()
-    }
-
     /// The summary, as the report shows it.
     #[must_use]
     pub fn summary(&self) -> IoSummary {

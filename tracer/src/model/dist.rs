@@ -5,7 +5,7 @@ use pgiotrace_ebpf::{BUCKETS, bucket_bounds};
 use serde::Serialize;
 
 /// Longest latency that a histogram holds: one hour, in nanoseconds.
-const MAX_NANOS: u64 = 3_600 * 1_000_000_000;
+pub const MOST_NANOS: u64 = 3_600 * 1_000_000_000;
 
 /// Summary of a distribution, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -127,7 +127,7 @@ impl LatencyHistogram {
     pub fn record(&mut self, nanos: u64) {
         self.sum_nanos += u128::from(nanos);
         self.max_nanos = self.max_nanos.max(nanos);
-        if nanos > MAX_NANOS {
+        if nanos > MOST_NANOS {
             self.beyond_range += 1;
         } else {
             self.values.record(nanos);
@@ -283,7 +283,7 @@ mod tests {
     fn values_beyond_one_hour_are_counted_not_clipped() {
         let mut histogram = LatencyHistogram::default();
         histogram.record(1_000);
-        histogram.record(MAX_NANOS + 1);
+        histogram.record(MOST_NANOS + 1);
         let dist = histogram.dist().expect("values were recorded");
         assert_eq!((histogram.beyond_range(), dist.count), (1, 2));
         assert!(dist.max > 3.6e9, "the maximum is the true one: {}", dist.max);

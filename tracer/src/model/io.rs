@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use pgiotrace_ebpf::{Begun, flags};
+
 use crate::server::Pid;
 
 /// How a read was executed.
@@ -52,6 +54,24 @@ pub struct RelationFork {
     pub fork: Fork,
     /// Whether the relation is a temporary one.
     pub temporary: bool,
+}
+
+impl RelationFork {
+    /// The relation that a read's handle names, if it has one.
+    #[must_use]
+    pub fn of_handle(begun: &Begun) -> Option<Self> {
+        if begun.flags & flags::HANDLE == 0 {
+            return None;
+        }
+        let handle = &begun.handle;
+        Some(Self {
+            tablespace_oid: handle.tablespace_oid,
+            database_oid: handle.database_oid,
+            relfilenumber: handle.relfilenumber,
+            fork: Fork::from_number(handle.fork)?,
+            temporary: handle.is_temp != 0,
+        })
+    }
 }
 
 /// `ForkNumber` of PostgreSQL's `src/include/common/relpath.h`.
@@ -126,16 +146,12 @@ pub struct Io {
     pub executor_kind: Executor,
     /// How it was executed.
     pub method: Method,
-    /// How sure the owner is.
-    pub fidelity: Fidelity,
     /// What was read.
     pub subject: Subject,
     /// Server blocks that it covered; 0 for files that are no relation and for failed reads.
     pub blocks: u64,
     /// Bytes returned; 0 for failed reads.
     pub bytes: u64,
-    /// Whether it ended with an error.
-    pub failed: bool,
     /// Nanoseconds from start to end.
     pub latency_ns: u64,
 }

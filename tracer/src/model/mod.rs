@@ -8,7 +8,7 @@ mod doctor;
 pub mod io;
 mod stat;
 
-pub use dist::{Dist, KernelHistogram, LatencyHistogram};
+pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
     Backend, ByExecutor, ByMethod, BySource, Device, EndedBackends, IoSummary, IoWorker, Ledger, Overhead,

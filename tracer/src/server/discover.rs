@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use procfs::process::Process;
 
+use super::control_file::{self, BuildSizes};
 use super::postmaster_pid::{self, PostmasterPid};
 use super::{InnerPid, Pid};
 
@@ -35,8 +36,8 @@ pub struct Server {
     pub listen_address: Option<String>,
     /// Owner of the postmaster.
     pub uid: u32,
-    /// Start of the server, seconds since 1970.
-    pub start_time: Option<u64>,
+    /// Sizes that it was built with, where they can be read.
+    pub build_sizes: Option<BuildSizes>,
     /// Start of the process, in clock ticks since boot: tells the postmaster from a later process of the same
     /// PID.
     process_start: u64,
@@ -213,7 +214,7 @@ impl Server {
             socket_directory: Some(PathBuf::from("/run/postgresql")),
             listen_address: None,
             uid: 70,
-            start_time: None,
+            build_sizes: None,
             process_start: 0,
         }
     }
@@ -349,7 +350,7 @@ fn postmaster(pid: Pid, file: &PostmasterPid) -> Option<Server> {
         socket_directory: file.socket_directory.clone(),
         listen_address: file.listen_address.clone(),
         uid,
-        start_time: file.start_time,
+        build_sizes: control_file::read(&PathBuf::from(format!("/proc/{pid}/cwd"))),
         process_start: process_start(pid)?,
     })
 }

@@ -4,6 +4,7 @@
 
 pub mod aio;
 pub mod connect;
+pub mod control_file;
 pub mod discover;
 pub mod facts;
 pub mod relpath;

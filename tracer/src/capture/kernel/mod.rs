@@ -109,21 +109,17 @@ pub enum Record {
 }
 
 /// What the kernel counted, complete even when the ring was full.
-#[derive(Debug, Clone, Default)]
-pub struct Totals {
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
     counters: [u64; COUNTER_COUNT as usize],
     /// Reads that have begun and not ended.
     pub in_flight: u64,
-    /// Counts and latencies per owner, executor and method.
-    pub groups: Vec<(GroupKey, Group)>,
-    /// Read requests per device number (major << 20 | minor).
-    pub devices: Vec<(u32, DeviceGroup)>,
 }
 
-impl Totals {
+impl Counts {
     /// A counter.
     #[must_use]
-    pub fn counter(&self, counter: Counter) -> u64 {
+    pub fn of(&self, counter: Counter) -> u64 {
         self.counters[counter as usize]
     }
 
@@ -136,24 +132,33 @@ impl Totals {
     /// Reads that ended with their record in the ring.
     #[must_use]
     pub fn recorded(&self) -> u64 {
-        self.counter(Counter::Completed) + self.counter(Counter::Failed) - self.ring_full()
+        // Counters are read one after the other while reads may still end.
+        (self.of(Counter::Completed) + self.of(Counter::Failed)).saturating_sub(self.ring_full())
     }
 
     /// Reads that ended without a record, for want of room in the ring.
     #[must_use]
     pub fn ring_full(&self) -> u64 {
-        self.counter(Counter::RingFull) + self.counter(Counter::FailedRingFull)
+        self.of(Counter::RingFull) + self.of(Counter::FailedRingFull)
     }
 
     /// Whether every read that began has ended, is in flight, or was counted as not followed.
     #[must_use]
     pub fn balance(&self) -> bool {
-        self.counter(Counter::Begun)
-            == self.counter(Counter::Completed)
-                + self.counter(Counter::Failed)
-                + self.in_flight
-                + self.counter(Counter::TableFull)
+        let ended = self.of(Counter::Completed) + self.of(Counter::Failed);
+        self.of(Counter::Begun) == ended + self.in_flight + self.of(Counter::TableFull)
     }
+}
+
+/// All that the kernel side knows at the end.
+#[derive(Debug, Clone, Default)]
+pub struct Totals {
+    /// Counts.
+    pub counts: Counts,
+    /// Counts and latencies per owner, executor and method; owner 0 is "not known", or ended and folded.
+    pub groups: Vec<(GroupKey, Group)>,
+    /// Read requests per device number (major << 20 | minor).
+    pub devices: Vec<(u32, DeviceGroup)>,
 }
 
 /// The loaded kernel side.
@@ -165,10 +170,15 @@ pub struct Kernel {
     sizes: Sizes,
     ring: AsyncFd<RingBuf<MapData>>,
     attached: Vec<(Phase, Attached)>,
-    /// Groups of owners that ended, taken out of the kernel's table.
+    /// Groups of owners that ended, taken out of the kernel's table and folded.
     retired: std::collections::HashMap<GroupKey, Group>,
     received: u64,
+    is_behind: bool,
+    absent: Vec<(&'static str, &'static str)>,
 }
+
+/// How many records are taken out of the ring at once.
+const MOST_AT_ONCE: usize = 50_000;
 
 impl Kernel {
     /// Loads the kernel side; nothing is attached yet.
@@ -185,8 +195,13 @@ impl Kernel {
         });
         let (types, btf) = (types?, btf?);
         let mut offsets = Vec::with_capacity(globals::OFFSETS.len());
+        let mut absent = Vec::new();
         for (global, structure, member) in globals::OFFSETS {
-            offsets.push((global, types.offset_of(structure, member)?.unwrap_or(globals::ABSENT)));
+            let offset = types.offset_of(structure, member)?;
+            if offset.is_none() {
+                absent.push((structure, member));
+            }
+            offsets.push((global, offset.unwrap_or(globals::ABSENT)));
         }
         let mut loader = EbpfLoader::new();
         loader
@@ -211,7 +226,25 @@ impl Kernel {
         let ring = unsafe { AsyncFd::register(ring) }.map_err(|error| KernelError::Ring(error.into()))?;
         let logger = EbpfLogger::init(&mut ebpf).map_err(|error| KernelError::Log(Box::new(error)))?;
         let retired = std::collections::HashMap::new();
-        Ok(Self { ebpf, logger, btf, types, sizes, ring, attached: Vec::new(), retired, received: 0 })
+        Ok(Self {
+            ebpf,
+            logger,
+            btf,
+            types,
+            sizes,
+            ring,
+            attached: Vec::new(),
+            retired,
+            received: 0,
+            is_behind: false,
+            absent,
+        })
+    }
+
+    /// Members of structures that this kernel lacks: (structure, member).
+    #[must_use]
+    pub fn absent_members(&self) -> &[(&'static str, &'static str)] {
+        &self.absent
     }
 
     /// Attaches the programs of a phase and says what became of each.
@@ -270,22 +303,30 @@ impl Kernel {
     /// # Errors
     ///
     /// When the set is full.
-    pub fn add_process(&mut self, pid: Pid, proc_number: Option<i32>) -> Result<(), KernelError> {
+    pub fn add_process(&mut self, pid: Pid) -> Result<(), KernelError> {
         const NO_EXIST: u64 = 1;
-        let process = Process { proc_number: proc_number.unwrap_or(-1), reserved: 0 };
         let mut value = [0_u8; size_of::<Process>()];
-        value.copy_from_slice(process.as_bytes());
+        value.copy_from_slice(Process { proc_number: -1, reserved: 0 }.as_bytes());
         let mut set: HashMap<_, u32, [u8; size_of::<Process>()]> = self.map_mut(maps::PROCESSES)?;
         match set.insert(pid.0, value, NO_EXIST) {
-            Ok(()) => {}
             Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {
-                return Ok(());
+                Ok(())
             }
-            Err(source) => return Err(KernelError::Map { map: maps::PROCESSES, source }),
+            other => other.map_err(|source| KernelError::Map { map: maps::PROCESSES, source }),
         }
-        if let Some(number) = proc_number.and_then(|number| u32::try_from(number).ok()) {
-            let mut owners: Array<_, u32> = self.map_mut(maps::OWNERS)?;
-            owners.set(number, pid.0, 0).map_err(|source| KernelError::Map { map: maps::OWNERS, source })?;
+    }
+
+    /// Says who has a slot of the server's process array, unless the kernel side has learned it from the owner itself.
+    ///
+    /// # Errors
+    ///
+    /// When the map refuses.
+    pub fn add_owner(&mut self, proc_number: i32, pid: Pid) -> Result<(), KernelError> {
+        let Ok(slot) = u32::try_from(proc_number) else { return Ok(()) };
+        let mut owners: Array<_, u32> = self.map_mut(maps::OWNERS)?;
+        let refused = |source| KernelError::Map { map: maps::OWNERS, source };
+        if owners.get(&slot, 0).map_err(refused)? == 0 {
+            owners.set(slot, pid.0, 0).map_err(refused)?;
         }
         Ok(())
     }
@@ -294,16 +335,23 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// When the map refuses.
-    pub fn remove_process(&mut self, pid: Pid) -> Result<(), KernelError> {
+    /// When a map refuses.
+    pub fn remove_process(&mut self, pid: Pid, proc_number: Option<i32>) -> Result<(), KernelError> {
         let mut set: HashMap<_, u32, [u8; size_of::<Process>()]> = self.map_mut(maps::PROCESSES)?;
         match set.remove(&pid.0) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(source) => Err(KernelError::Map { map: maps::PROCESSES, source }),
+            Ok(()) | Err(MapError::KeyNotFound) => {}
+            Err(source) => return Err(KernelError::Map { map: maps::PROCESSES, source }),
         }
+        let Some(slot) = proc_number.and_then(|number| u32::try_from(number).ok()) else { return Ok(()) };
+        let mut owners: Array<_, u32> = self.map_mut(maps::OWNERS)?;
+        let refused = |source| KernelError::Map { map: maps::OWNERS, source };
+        if owners.get(&slot, 0).map_err(refused)? == pid.0 {
+            owners.set(slot, 0, 0).map_err(refused)?;
+        }
+        Ok(())
     }
 
-    /// Waits until the ring holds something.
+    /// Waits until the ring may hold something.
     ///
     /// # Errors
     ///
@@ -313,23 +361,37 @@ impl Kernel {
         Ok(())
     }
 
-    /// Hands over everything that the ring holds, oldest first.
+    /// Hands over what the ring holds, oldest first, but no more than [`MOST_AT_ONCE`] records: reads may come faster
+    /// than they are taken in, and the end of the trace must get its turn.
     pub fn drain(&mut self, mut sink: impl FnMut(Record)) {
         self.logger.flush();
-        // Readiness is edge-triggered: it is cleared before the ring is emptied, so that what arrives meanwhile
-        // makes it ready again.
+        self.clear_ready();
+        for _ in 0..MOST_AT_ONCE {
+            let Some(item) = self.ring.get_mut().next() else { return };
+            if let Some(record) = parse(&item) {
+                self.received += u64::from(matches!(record, Record::Read(_)));
+                sink(record);
+            }
+        }
+        self.is_behind = true;
+    }
+
+    /// Forgets that the ring is readable. It is told anew by what arrives from here on, since readiness is
+    /// edge-triggered, so this comes before the ring is emptied.
+    fn clear_ready(&mut self) {
+        self.is_behind = false;
         let waker = std::task::Waker::noop();
         if let std::task::Poll::Ready(Ok(mut guard)) =
             self.ring.poll_read_ready_mut(&mut std::task::Context::from_waker(waker))
         {
             guard.clear_ready();
         }
-        while let Some(item) = self.ring.get_mut().next() {
-            if let Some(record) = parse(&item) {
-                self.received += u64::from(matches!(record, Record::Read(_)));
-                sink(record);
-            }
-        }
+    }
+
+    /// Whether the last [`Kernel::drain`] left records in the ring, of which [`Kernel::readable`] would not tell.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.is_behind
     }
 
     /// Waits, after [`Kernel::detach`], until the programs that were still running have ended and the ring holds
@@ -342,13 +404,15 @@ impl Kernel {
         const TRIES: u32 = 100;
         for tries_left in (0..TRIES).rev() {
             self.drain(&mut sink);
-            let totals = self.totals()?;
-            if tries_left == 0 || (totals.balance() && totals.recorded() == self.received) {
-                return Ok(totals);
+            let counts = self.counts()?;
+            if !self.is_behind
+                && (tries_left == 0 || (counts.balance() && counts.recorded() == self.received))
+            {
+                break;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        unreachable!("the last try returns")
+        self.totals()
     }
 
     /// Takes the groups of ended owners out of the kernel's table when it is half full.
@@ -366,12 +430,15 @@ impl Kernel {
         }
         for bytes in keys {
             let Ok(key) = GroupKey::read_from_bytes(&bytes) else { continue };
-            if is_alive(Pid(key.owner_tgid)) {
+            // Owner 0 is "not known", and goes on counting.
+            if key.owner_tgid == 0 || is_alive(Pid(key.owner_tgid)) {
                 continue;
             }
             if let Some(group) = map.get(&bytes, 0).ok().and_then(|bytes| Group::read_from_bytes(&bytes).ok())
             {
-                merge(self.retired.entry(key).or_insert(Group::EMPTY), &group);
+                // Of ended owners only the sums are kept, so that they need no more room than executors do.
+                let folded = GroupKey { owner_tgid: 0, ..key };
+                merge(self.retired.entry(folded).or_insert(Group::EMPTY), &group);
             }
             map.remove(&bytes).map_err(|source| KernelError::Map { map: maps::GROUPS, source })?;
         }
@@ -383,16 +450,26 @@ impl Kernel {
     /// # Errors
     ///
     /// When a map refuses.
-    pub fn totals(&self) -> Result<Totals, KernelError> {
-        let mut counters = [0; COUNTER_COUNT as usize];
+    pub fn counts(&self) -> Result<Counts, KernelError> {
+        let mut counts = Counts::default();
         let per_cpu: PerCpuArray<_, u64> = self.map(maps::COUNTERS)?;
-        for (index, counter) in (0..).zip(&mut counters) {
+        for (index, counter) in (0..).zip(&mut counts.counters) {
             let values =
                 per_cpu.get(&index, 0).map_err(|source| KernelError::Map { map: maps::COUNTERS, source })?;
             *counter = values.iter().sum();
         }
         let in_flight = self.entries::<4, { size_of::<pgiotrace_ebpf::Begun>() }>(maps::SYSCALL_READS)?.len()
             + self.entries::<8, { size_of::<pgiotrace_ebpf::Begun>() }>(maps::IO_URING_READS)?.len();
+        counts.in_flight = in_flight as u64;
+        Ok(counts)
+    }
+
+    /// All that the kernel side knows.
+    ///
+    /// # Errors
+    ///
+    /// When a map refuses.
+    pub fn totals(&self) -> Result<Totals, KernelError> {
         let mut groups = self.retired.clone();
         for (key, group) in self.entries::<{ size_of::<GroupKey>() }, { size_of::<Group>() }>(maps::GROUPS)? {
             if let (Ok(key), Ok(group)) = (GroupKey::read_from_bytes(&key), Group::read_from_bytes(&group)) {
@@ -404,8 +481,7 @@ impl Kernel {
             Some((u32::from_ne_bytes(device), DeviceGroup::read_from_bytes(&group).ok()?))
         });
         Ok(Totals {
-            counters,
-            in_flight: in_flight as u64,
+            counts: self.counts()?,
             groups: groups.into_iter().collect(),
             devices: devices.collect(),
         })
@@ -452,6 +528,21 @@ type Entries<const K: usize, const V: usize> = Vec<([u8; K], [u8; V])>;
 
 fn no_such_map(map: &'static str) -> KernelError {
     KernelError::Map { map, source: MapError::ElementNotFound }
+}
+
+/// What the kernel side cannot tell without a structure's members.
+#[must_use]
+pub fn lost_without_member_of(structure: &str) -> &'static str {
+    match structure {
+        "task_struct" => {
+            "backends that connect during the trace are missing, and files of reads without an I/O handle are not known"
+        }
+        "io_kiocb" => "reads of the method io_uring are missing",
+        "request" | "request_queue" | "gendisk" => "the devices are missing",
+        _ => {
+            "files of reads without an I/O handle (WAL, temporary files, before PostgreSQL 18 all) are not known"
+        }
+    }
 }
 
 /// Turns a ring entry into a record; an entry of unknown kind or size is none.

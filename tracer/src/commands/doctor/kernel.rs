@@ -7,6 +7,7 @@ use pgiotrace_ebpf::globals::OFFSETS;
 
 use super::topic::{FileText, Problem, Topic, first_line, read};
 use crate::capture::kernel::btf::{BtfError, KernelTypes, VMLINUX};
+use crate::capture::kernel::lost_without_member_of;
 use crate::model::Check;
 use crate::present::units;
 
@@ -119,7 +120,7 @@ fn members(absent: Result<Vec<(&str, &str)>, BtfError>) -> Check {
         Err(error) => return MEMBERS.broken(Problem::new(error.to_string(), "nothing can be traced")),
     };
     let names: Vec<_> = absent.iter().map(|(structure, member)| format!("{structure}.{member}")).collect();
-    let mut costs: Vec<_> = absent.iter().map(|(structure, _)| lost_without(structure)).collect();
+    let mut costs: Vec<_> = absent.iter().map(|(structure, _)| lost_without_member_of(structure)).collect();
     // Members of a structure are neighbours in the table.
     costs.dedup();
     let detail = format!("this kernel has no {}", names.join(", "));
@@ -130,20 +131,6 @@ fn members(absent: Result<Vec<(&str, &str)>, BtfError>) -> Check {
 
 fn members_unknown() -> Check {
     MEMBERS.missing(Problem::new("not known without BTF", "nothing can be traced").mend("as for BTF"))
-}
-
-/// What the kernel side cannot tell without a structure's members.
-fn lost_without(structure: &str) -> &'static str {
-    match structure {
-        "task_struct" => {
-            "backends that connect during the trace and files of reads without an I/O handle are missing"
-        }
-        "io_kiocb" => "reads of the method io_uring are missing",
-        "request" | "request_queue" | "gendisk" => "the devices are missing",
-        _ => {
-            "files of reads without an I/O handle (WAL, temporary files, before PostgreSQL 18 all) are missing"
-        }
-    }
 }
 
 /// `mounts`: `/proc/self/mounts`. BTF and raw tracepoints are opened with bpf(2) alone.
