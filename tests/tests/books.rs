@@ -18,7 +18,7 @@ fn a_full_ring_is_counted_and_backends_and_workers_stay_complete() -> Result<()>
     let mut client = cluster.connect("postgres")?;
     scan::create_table(&mut client, "large", 64)?;
     client.batch_execute("SET application_name = 'scanner'")?;
-    // Room for 455 records, which the stopped tracer does not take out.
+    // Room for 481 records, which the stopped tracer does not take out.
     let running = Tracer::stat(&cluster).args(["--ring-kib", "64"]).start()?;
     let pid = i32::try_from(running.pid()).ok().and_then(Pid::from_raw).context("the tracer has a PID")?;
     kill_process(pid, Signal::STOP)?;

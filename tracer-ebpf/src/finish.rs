@@ -90,7 +90,8 @@ pub fn add_latency(histogram: &mut Histogram, nanos: u64) {
     let max = &raw mut histogram.max_ns;
     // SAFETY: an aligned u64 of a map value.
     if nanos > unsafe { max.read_volatile() } {
-        // Two CPUs with a new maximum at the same moment may keep the smaller one; the records have both.
+        // Two CPUs with a new maximum at the same moment may keep the smaller one: unless records are lost, the
+        // records tell the true one.
         // SAFETY: as above.
         unsafe { max.write_volatile(nanos) };
     }

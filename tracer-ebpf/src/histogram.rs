@@ -27,7 +27,7 @@ const _: () = assert!(BUCKETS.is_power_of_two());
 pub struct Histogram {
     /// Exact sum, nanoseconds.
     pub sum_ns: u64,
-    /// Exact maximum, nanoseconds.
+    /// Maximum, nanoseconds; of two new ones at the same moment on two CPUs, the smaller may be kept.
     pub max_ns: u64,
     /// Values per bucket.
     pub counts: [u32; BUCKETS],

@@ -20,7 +20,7 @@ use crate::present::{Destination, Format};
 
 /// Samples of `pg_stat_activity` and `pg_aios` a second, unless asked otherwise.
 const DEFAULT_SAMPLE_RATE: &str = "20";
-/// Default of `--ring-kib`: at 144 bytes a record, room for 116,000 reads between two visits.
+/// Default of `--ring-kib`: at 136 bytes a record, room for 123,000 reads between two visits.
 const DEFAULT_RING_KIB: &str = "16384";
 
 /// More samples a second than this would load the server that is looked at.

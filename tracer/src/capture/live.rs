@@ -140,7 +140,10 @@ impl AioState {
             (Err(error), _) => error.to_string(),
             (_, Err(refusal)) => refusal.to_string(),
         };
-        Some(format!("{reason}: the owners of io workers' reads are only inferred from pg_aios"))
+        Some(format!(
+            "{reason}: the owners of io workers' reads are only inferred from pg_aios, and the relations of reads through \
+             io_uring are not known"
+        ))
     }
 }
 

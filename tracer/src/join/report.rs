@@ -17,13 +17,16 @@ use crate::{
         aggregate::{IoTotals, WorkerTotals},
         io::Subject,
     },
-    server::Pid,
+    server::{Pid, aio::FIRST_AIO_MAJOR},
 };
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
     let ledger = ledger(&join, ending);
-    if ending.totals.counts.of(Counter::ProcessRecordLost) > 0 {
-        join.note("the ring was full when processes ended: reads of two processes with the same PID may stand together".to_owned());
+    for (counter, note) in COUNTED_NOTES {
+        let count = ending.totals.counts.of(counter);
+        if count > 0 {
+            join.note(format!("{count} {note}"));
+        }
     }
     use_kernel_counts_if_records_were_lost(&mut join, ending);
     StatReport {
@@ -40,6 +43,19 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         window,
     }
 }
+
+/// What the reader must know when the kernel side counted something, behind the count.
+const COUNTED_NOTES: [(Counter, &str); 3] = [
+    (
+        Counter::ProcessRecordLost,
+        "starts or ends of processes found the ring full: reads of two processes with the same PID may stand together",
+    ),
+    (
+        Counter::FileUnreadable,
+        "reads are of files that could not be told, because the kernel's structures could not be read",
+    ),
+    (Counter::RequestsFull, "block requests found their table full, and are missing among the devices"),
+];
 
 fn target(join: &Join) -> Target {
     let facts = join.facts.as_ref();
@@ -72,6 +88,7 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         short: ends.short,
         in_flight: counts.in_flight,
         lost,
+        processes_not_followed: counts.of(Counter::ProcessesFull),
         rejected_candidates: counts.of(Counter::CandidateRejected),
         unreadable_candidates: counts.of(Counter::CandidateUnreadable),
         beyond_range: ends.beyond_range,
@@ -99,9 +116,11 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
         |pid| people.current(pid),
         |pid| people.is_io_worker(pid) == Some(true),
     );
+    let blocks = if join.server.major < FIRST_AIO_MAJOR { " (their blocks are not counted)" } else { "" };
     join.note(format!(
-        "the ring between kernel and tracer was full: backends and io workers are complete from the kernel's own counts, \
-         with percentiles to 1/16; {lost} reads are missing among relations"
+        "the ring between kernel and tracer was full: backends{blocks} and io workers are complete from the kernel's own \
+         counts, with percentiles to 1/16, but for owners that had ended long before; {lost} reads are missing among \
+         relations"
     ));
 }
 

@@ -186,7 +186,8 @@ impl LatencyHistogram {
     }
 }
 
-/// Latencies in the kernel side's buckets, a sixteenth of the value wide; sum and maximum are exact.
+/// Latencies in the kernel side's buckets, a sixteenth of the value wide. The sum is exact; of two new maxima at the same
+/// moment on two CPUs the smaller may have been kept.
 #[derive(Debug, Clone, Default)]
 pub struct KernelHistogram {
     counts: Vec<u64>,

@@ -89,6 +89,8 @@ pub struct Ledger {
     pub in_flight: u64,
     /// Reads whose details were lost (ring or table full). Not zero: the ledger is incomplete.
     pub lost: u64,
+    /// Processes of the server that could not be followed. Not zero: the ledger is incomplete.
+    pub processes_not_followed: u64,
     /// Addresses that might have been a read's I/O handle and failed validation. Some are normal: a register may still
     /// hold the handle of an earlier read.
     pub rejected_candidates: u64,
@@ -107,11 +109,12 @@ pub struct Ledger {
 pub struct PgAiosLedger {
     /// Distinct reads (io_id, generation) seen in the view during the window.
     pub rows: u64,
-    /// Those that a traced read matches in owner, offset, length and blocks.
+    /// Those that a traced read matches in all that is known of it: relation and blocks, and mostly owner, offset and
+    /// length.
     pub confirmed: u64,
     /// Those that a traced read of the same io_id and generation contradicts.
     pub contradicted: u64,
-    /// Those without a traced read: begun before the trace, or not ended with it.
+    /// Those without a traced read: begun before the trace, not ended with it, or traced without its handle.
     pub unmatched: u64,
 }
 

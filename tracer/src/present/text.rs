@@ -161,6 +161,9 @@ fn incompleteness(ledger: &Ledger) -> String {
             units::count(ledger.begun),
         );
     }
+    if ledger.processes_not_followed > 0 {
+        return format!("{} could not be followed", units::counted(ledger.processes_not_followed, "process"));
+    }
     let accounted = ledger.completed + ledger.failed + ledger.in_flight;
     format!(
         "{} began, but {} are accounted for",

@@ -136,7 +136,8 @@ fn loading(topic: Topic, held: Option<&str>, wanted: &str, user_namespace: Optio
 /// Servers of other users need both: `/proc/PID/cwd` and `mem` are guarded by ptrace's rules (`proc_pid_get_link` and
 /// `proc_mem_open` in the kernel's `fs/proc/base.c`), and by the permissions of the data directory.
 fn processes(set: Capabilities, ptrace_scope: FileText) -> Check {
-    let cost = "owners of reads by io workers and io_uring are only inferred from pg_aios";
+    let cost = "owners of reads by io workers are only inferred from pg_aios, and relations of reads through io_uring are not \
+        known";
     // YAMA_SCOPE_NO_ATTACH of security/yama/yama_lsm.c binds even root, and for /proc/PID/mem too.
     if ptrace_scope == Ok("3") {
         let detail = "kernel.yama.ptrace_scope is 3, so nobody may read a process's memory";

@@ -71,7 +71,7 @@ fn describe(alternative: &Alternative) -> String {
 fn mend_absence(program: &Program) -> Option<&'static str> {
     let tracepoint = program.alternatives.first()?.tracepoint;
     match tracepoint.split('_').next()? {
-        "io" => Some("boot a kernel with CONFIG_IO_URING=y"),
+        "io" => Some("boot Linux 6.0 or newer with CONFIG_IO_URING=y"),
         "sys" | "sched" => Some("boot a kernel with CONFIG_TRACEPOINTS=y and CONFIG_BPF_EVENTS=y"),
         "block" if tracepoint == "block_io_start" => Some("boot Linux 6.5 or newer"),
         _ => None,

@@ -20,9 +20,6 @@ const LIBURING: Topic = Topic::optional(AREA, "liburing");
 
 const NO_SERVER: &str = "there is nothing to trace";
 
-/// First version with io_method.
-const FIRST_AIO_MAJOR: u16 = 18;
-
 /// All checks of this area.
 pub(super) fn checks(options: &ConnectionOptions) -> Vec<Check> {
     let ConnectionOptions { host, port, user, dbname, data_directory, connect } = options.clone();
@@ -104,7 +101,8 @@ fn handles(area: &Result<AioArea, NoArea>) -> Check {
     let problem = |sentence: &str| {
         Problem::from_sentence(
             sentence,
-            "owners of reads by io workers and io_uring are only inferred from pg_aios",
+            "owners of reads by io workers are only inferred from pg_aios, and relations of reads through io_uring are \
+             not known",
         )
     };
     match area {
