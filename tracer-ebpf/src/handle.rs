@@ -15,12 +15,8 @@ pub const TARGET: usize = 1;
 pub const OP: usize = 2;
 /// `flags`, u8, bits of `enum PgAioHandleFlags`.
 pub const FLAGS: usize = 3;
-/// `handle_data_len`, u8: number of buffers.
-pub const HANDLE_DATA_LEN: usize = 13;
 /// `owner_procno`, i32: the backend that wanted the I/O.
 pub const OWNER_PROCNO: usize = 16;
-/// `result`, i32: raw result of the operation.
-pub const RESULT: usize = 20;
 /// `generation`, u64: `(io_id, generation)` names one use.
 pub const GENERATION: usize = 64;
 /// `iovec_off`, u32: index of the handle's first iovec.
@@ -54,12 +50,6 @@ pub const STATE_MAX: u8 = 7;
 pub const TARGET_SMGR: u8 = 1;
 /// `PGAIO_OP_READV` of `enum PgAioOp`.
 pub const OP_READV: u8 = 1;
-/// `PGAIO_HF_SYNCHRONOUS` of `enum PgAioHandleFlags`.
-pub const FLAG_SYNCHRONOUS: u8 = 1;
-/// `PGAIO_HF_REFERENCES_LOCAL` of `enum PgAioHandleFlags`.
-pub const FLAG_REFERENCES_LOCAL: u8 = 2;
-/// `PGAIO_HF_BUFFERED` of `enum PgAioHandleFlags`.
-pub const FLAG_BUFFERED: u8 = 4;
 
 /// `sizeof(struct iovec)`.
 pub const IOVEC_SIZE: usize = 16;

@@ -33,13 +33,13 @@ const RETRY_INTERVALS: [Duration; 4] = [
     Duration::from_secs(10),
 ];
 
-const RELATION: &str = "SELECT n.nspname::text, c.relname::text, c.relkind::text
+const RELATION: &str = "SELECT n.nspname::text, c.relname::text
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.pg_filenode_relation($1, $2)";
 
 /// For temporary relations, which `pg_filenode_relation` leaves out. A relfilenode names one only within its
 /// session, and 0 is the database's own tablespace.
-const TEMPORARY_RELATION: &str = "SELECT n.nspname::text, c.relname::text, c.relkind::text
+const TEMPORARY_RELATION: &str = "SELECT n.nspname::text, c.relname::text
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relpersistence = 't' AND c.reltablespace IN (0, $1) AND c.relfilenode = $2 LIMIT 2";
 
@@ -80,8 +80,6 @@ pub struct RelationName {
     pub schema: String,
     /// Name.
     pub name: String,
-    /// `pg_class.relkind`: `r` table, `i` index, `t` TOAST table, `m` materialised view, `S` sequence.
-    pub kind: char,
 }
 
 /// What the resolver sends.
@@ -167,12 +165,10 @@ impl Session {
         let parameters = [&key.tablespace_oid as _, &key.relfilenumber as _];
         let rows = self.client.query(statement, &parameters).map_err(Failure::Query)?;
         let [row] = &rows[..] else { return Ok(None) };
-        let kind: String = row.try_get(2).map_err(Failure::Query)?;
         Ok(Some(RelationName {
             database: database.map(str::to_owned),
             schema: row.try_get(0).map_err(Failure::Query)?,
             name: row.try_get(1).map_err(Failure::Query)?,
-            kind: kind.chars().next().unwrap_or(' '),
         }))
     }
 }

@@ -34,12 +34,11 @@ const ACTIVITY: &str =
 const ACTIVITY_AND_AIOS: &str =
     "SELECT pid, leader_pid, backend_type, datid, datname::text, usename::text, application_name,
             NULL::int4 AS io_id, NULL::int8 AS io_generation, NULL::text AS state, NULL::int8 AS offset_bytes,
-            NULL::int8 AS length, NULL::text AS target_desc, NULL::bool AS f_sync, NULL::bool AS f_localmem,
-            NULL::bool AS f_buffered
+            NULL::int8 AS length, NULL::text AS target_desc, NULL::bool AS f_sync
     FROM pg_catalog.pg_stat_activity
     UNION ALL
     SELECT pid, NULL, NULL, NULL, NULL, NULL, NULL,
-           io_id, io_generation, state, \"off\", length, target_desc, f_sync, f_localmem, f_buffered
+           io_id, io_generation, state, \"off\", length, target_desc, f_sync
     FROM pg_catalog.pg_aios WHERE operation = 'readv' AND pid IS NOT NULL";
 
 /// When a sample was taken: at some moment from `from_ns` to `to_ns`.
@@ -122,10 +121,6 @@ pub struct AioRow {
     pub target: Option<AioTarget>,
     /// The owner executes the read itself.
     pub is_synchronous: bool,
-    /// Into the owner's private memory: a temporary relation.
-    pub is_local_memory: bool,
-    /// Through the kernel's page cache.
-    pub is_buffered: bool,
 }
 
 /// What the sampler sends.
@@ -293,7 +288,7 @@ fn sample_until_lost(
         outbox.back()?;
         if let Some((facts, missing_rights)) = introduction.take() {
             outbox.send(PgSample::Facts(Box::new(facts)))?;
-            missing_rights.map_or(Ok(()), |sentence| outbox.send(PgSample::Limited(sentence)))?;
+            missing_rights.map_or(Ok(()), |missing| outbox.send(PgSample::Limited(missing.to_string())))?;
         }
         outbox.send(PgSample::Activity { taken, rows: activity })?;
         if has_aios {
@@ -357,8 +352,6 @@ fn aio_row(row: &Row) -> Result<AioRow, postgres::Error> {
         length: row.try_get::<_, i64>("length")?.cast_unsigned(),
         target: AioTarget::parse(&description),
         is_synchronous: row.try_get("f_sync")?,
-        is_local_memory: row.try_get("f_localmem")?,
-        is_buffered: row.try_get("f_buffered")?,
     })
 }
 

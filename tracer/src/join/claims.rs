@@ -236,8 +236,6 @@ mod tests {
             length: PLACE.length,
             target: AioTarget::parse("blocks 10..25 in file \"base/5/16384\""),
             is_synchronous: false,
-            is_local_memory: false,
-            is_buffered: true,
         }
     }
 

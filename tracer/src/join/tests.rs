@@ -117,8 +117,6 @@ fn rows(at_ms: u64, owners: &[Pid], generation: u64) -> Event {
         length: 131_072,
         target: AioTarget::parse("blocks 16..31 in file \"base/5/16384\""),
         is_synchronous: false,
-        is_local_memory: false,
-        is_buffered: true,
     };
     let taken = Taken { from_ns: at_ms * MS, to_ns: at_ms * MS };
     Event::Sample(PgSample::Aios { taken, rows: owners.iter().map(row).collect() })
@@ -126,12 +124,8 @@ fn rows(at_ms: u64, owners: &[Pid], generation: u64) -> Event {
 
 fn name(schema: &str, name: &str) -> Event {
     let key = RelationKey { tablespace_oid: 1663, database_oid: 5, relfilenumber: 16384, is_temp: false };
-    let name = RelationName {
-        database: Some("shop".to_owned()),
-        schema: schema.to_owned(),
-        name: name.to_owned(),
-        kind: 'r',
-    };
+    let name =
+        RelationName { database: Some("shop".to_owned()), schema: schema.to_owned(), name: name.to_owned() };
     Event::Name(NameAnswer::Known(key, name))
 }
 

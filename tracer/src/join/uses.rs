@@ -187,8 +187,6 @@ mod tests {
             length: 131_072,
             target: AioTarget::parse("blocks 10..25 in file \"base/5/16384\""),
             is_synchronous: false,
-            is_local_memory: false,
-            is_buffered: true,
         }
     }
 

@@ -28,6 +28,22 @@ pub struct Dist {
     pub sum: f64,
 }
 
+impl Dist {
+    /// The summary of `count` values, `None` when there are none. `percentile` is in microseconds.
+    fn of(count: u64, sum_nanos: f64, max_nanos: u64, percentile: impl Fn(f64) -> f64) -> Option<Self> {
+        (count > 0).then(|| Self {
+            count,
+            mean: sum_nanos / 1e3 / count as f64,
+            p50: percentile(0.50),
+            p90: percentile(0.90),
+            p99: percentile(0.99),
+            p999: percentile(0.999),
+            max: max_nanos as f64 / 1e3,
+            sum: sum_nanos / 1e3,
+        })
+    }
+}
+
 /// Latencies from 1 ns to one hour with three significant digits; sum, count and maximum are exact.
 ///
 /// The first [`FEW`] values are kept as they are, because most relations of a large server are read a few times only and
@@ -159,20 +175,7 @@ impl LatencyHistogram {
     #[must_use]
     pub fn dist(&self) -> Option<Dist> {
         let count = self.values.len() + self.beyond_range;
-        if count == 0 {
-            return None;
-        }
-        let sum = self.sum_nanos as f64 / 1e3;
-        Some(Dist {
-            count,
-            mean: sum / count as f64,
-            p50: self.percentile(count, 0.50),
-            p90: self.percentile(count, 0.90),
-            p99: self.percentile(count, 0.99),
-            p999: self.percentile(count, 0.999),
-            max: self.max_nanos as f64 / 1e3,
-            sum,
-        })
+        Dist::of(count, self.sum_nanos as f64, self.max_nanos, |quantile| self.percentile(count, quantile))
     }
 
     /// The value below which `quantile` of all `count` values lie; values beyond the range count as the maximum.
@@ -226,21 +229,8 @@ impl KernelHistogram {
     /// The summary, or `None` when nothing was added. A percentile is the middle of its bucket.
     #[must_use]
     pub fn dist(&self) -> Option<Dist> {
-        let count: u64 = self.counts.iter().sum();
-        if count == 0 {
-            return None;
-        }
-        let sum = self.sum_nanos as f64 / 1e3;
-        Some(Dist {
-            count,
-            mean: sum / count as f64,
-            p50: self.percentile(count, 0.50),
-            p90: self.percentile(count, 0.90),
-            p99: self.percentile(count, 0.99),
-            p999: self.percentile(count, 0.999),
-            max: self.max_nanos as f64 / 1e3,
-            sum,
-        })
+        let count = self.counts.iter().sum();
+        Dist::of(count, self.sum_nanos as f64, self.max_nanos, |quantile| self.percentile(count, quantile))
     }
 
     fn percentile(&self, count: u64, quantile: f64) -> f64 {

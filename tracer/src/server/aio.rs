@@ -19,10 +19,6 @@ pub const FIRST_AIO_MAJOR: u16 = 18;
 /// `aio_internal.h`.
 const KNOWN_MAJORS: RangeInclusive<u16> = 18..=19;
 
-/// [`layout::SIZE`] as the kernel side takes it.
-const HANDLE_SIZE: u32 = 144;
-const _: () = assert!(HANDLE_SIZE as usize == layout::SIZE);
-
 /// Handles that are checked against the layout, the first and the last among them.
 const CHECKED_HANDLES: u32 = 66;
 
@@ -48,8 +44,6 @@ pub struct AioArea {
     pub handles: u64,
     /// Handles in it.
     pub handle_count: u32,
-    /// Bytes of a handle.
-    pub handle_size: u32,
     /// Address of the array of `struct iovec`.
     pub iovecs: u64,
     /// Entries in it.
@@ -118,70 +112,23 @@ pub enum AioRefusal {
     },
 }
 
-/// One I/O handle, as it was at the moment of reading: another process may change it at any time.
+/// What never changes in an I/O handle, and its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handle {
+struct HandleIdentity {
     /// One of [`pgiotrace_ebpf::handle`]'s `STATE_…`.
-    pub state: u8,
-    /// [`layout::TARGET_SMGR`], or 0 before it is defined.
-    pub target: u8,
-    /// [`layout::OP_READV`], another operation, or 0 before it is defined.
-    pub op: u8,
-    /// Bits of `FLAG_…`.
-    pub flags: u8,
+    state: u8,
     /// Index of the owner in `ProcGlobal->allProcs`.
-    pub owner_procno: i32,
-    /// Raw result of the system call, bytes or a negative errno.
-    pub result: i32,
-    /// Use of the handle: with its index it names one I/O.
-    pub generation: u64,
+    owner_procno: i32,
     /// Index of the first of its iovecs.
-    pub iovec_off: u32,
-    /// File descriptor in the executor.
-    pub fd: i32,
-    /// Iovecs used.
-    pub iov_length: u16,
-    /// Bytes from the start of the segment file.
-    pub offset: u64,
-    /// Tablespace.
-    pub tablespace_oid: u32,
-    /// Database, 0 for shared relations.
-    pub database_oid: u32,
-    /// Relfilenode.
-    pub relfilenumber: u32,
-    /// First block, counted over all segments.
-    pub block: u32,
-    /// Blocks.
-    pub blocks: u32,
-    /// 0 main, 1 fsm, 2 vm, 3 init.
-    pub fork: u8,
-    /// Whether the relation is a temporary one.
-    pub is_temp: bool,
+    iovec_off: u32,
 }
 
-impl Handle {
-    /// Reads a handle's bytes.
-    #[must_use]
-    pub fn parse(bytes: &[u8; layout::SIZE]) -> Self {
+impl HandleIdentity {
+    fn parse(bytes: &[u8; layout::SIZE]) -> Self {
         Self {
             state: bytes[layout::STATE],
-            target: bytes[layout::TARGET],
-            op: bytes[layout::OP],
-            flags: bytes[layout::FLAGS],
             owner_procno: i32::from_ne_bytes(part(bytes, layout::OWNER_PROCNO)),
-            result: i32::from_ne_bytes(part(bytes, layout::RESULT)),
-            generation: u64::from_ne_bytes(part(bytes, layout::GENERATION)),
             iovec_off: u32::from_ne_bytes(part(bytes, layout::IOVEC_OFF)),
-            fd: i32::from_ne_bytes(part(bytes, layout::FD)),
-            iov_length: u16::from_ne_bytes(part(bytes, layout::IOV_LENGTH)),
-            offset: u64::from_ne_bytes(part(bytes, layout::OFFSET)),
-            tablespace_oid: u32::from_ne_bytes(part(bytes, layout::SPC_OID)),
-            database_oid: u32::from_ne_bytes(part(bytes, layout::DB_OID)),
-            relfilenumber: u32::from_ne_bytes(part(bytes, layout::REL_NUMBER)),
-            block: u32::from_ne_bytes(part(bytes, layout::BLOCK_NUM)),
-            blocks: u32::from_ne_bytes(part(bytes, layout::NBLOCKS)),
-            fork: bytes[layout::FORK_NUM],
-            is_temp: bytes[layout::IS_TEMP] & 1 != 0,
         }
     }
 }
@@ -213,8 +160,8 @@ pub fn read(server: &Server, symbols: &Symbols) -> Result<AioArea, AioRefusal> {
     let mismatch = |detail| AioRefusal::LayoutMismatch { major, detail };
     check_area(&area).map_err(mismatch)?;
     for io_id in sample(area.handle_count) {
-        let address = area.handles + u64::from(io_id) * u64::from(area.handle_size);
-        let handle = Handle::parse(&memory.read("an I/O handle", address)?);
+        let address = area.handles + u64::from(io_id) * layout::SIZE as u64;
+        let handle = HandleIdentity::parse(&memory.read("an I/O handle", address)?);
         check_handle(&area, io_id, &handle).map_err(mismatch)?;
     }
     Ok(area)
@@ -234,7 +181,6 @@ fn read_area(memory: &Memory, symbols: &Symbols) -> Result<AioArea, AioRefusal> 
     Ok(AioArea {
         handles: u64::from_ne_bytes(part(&bytes, control::HANDLES)),
         handle_count: u32::from_ne_bytes(part(&bytes, control::HANDLE_COUNT)),
-        handle_size: HANDLE_SIZE,
         iovecs: u64::from_ne_bytes(part(&bytes, control::IOVECS)),
         iovec_count: u32::from_ne_bytes(part(&bytes, control::IOVEC_COUNT)),
         iovecs_per_handle: number(symbols.io_max_combine_limit, "io_max_combine_limit")?,
@@ -244,15 +190,7 @@ fn read_area(memory: &Memory, symbols: &Symbols) -> Result<AioArea, AioRefusal> 
 
 /// What `AioShmemInit` in `aio_init.c` guarantees of the area as a whole.
 fn check_area(area: &AioArea) -> Result<(), String> {
-    let AioArea {
-        handles,
-        handle_count,
-        handle_size: _,
-        iovecs,
-        iovec_count,
-        iovecs_per_handle,
-        handles_per_proc,
-    } = *area;
+    let AioArea { handles, handle_count, iovecs, iovec_count, iovecs_per_handle, handles_per_proc } = *area;
     if handles == 0 || !handles.is_multiple_of(8) || iovecs == 0 || !iovecs.is_multiple_of(8) {
         return Err(format!("the arrays at {handles:#x} and {iovecs:#x} are not aligned"));
     }
@@ -276,7 +214,7 @@ fn check_area(area: &AioArea) -> Result<(), String> {
 }
 
 /// What `AioShmemInit` writes into each handle and nobody changes.
-fn check_handle(area: &AioArea, io_id: u32, handle: &Handle) -> Result<(), String> {
+fn check_handle(area: &AioArea, io_id: u32, handle: &HandleIdentity) -> Result<(), String> {
     if handle.state > layout::STATE_MAX {
         return Err(format!("handle {io_id} has state {}", handle.state));
     }
@@ -347,7 +285,6 @@ mod tests {
     const AREA: AioArea = AioArea {
         handles: 0x7000_0000,
         handle_count: 128 * 64,
-        handle_size: 144,
         iovecs: 0x7100_0000,
         iovec_count: 128 * 64 * 16,
         iovecs_per_handle: 16,
@@ -361,71 +298,32 @@ mod tests {
     /// A handle as the sources lay it out, written with plain numbers so that the constants are tested too.
     fn built() -> [u8; layout::SIZE] {
         let mut bytes = [0xEE; layout::SIZE];
-        put(&mut bytes, 0, &[4, 1, 1, 5]);
+        bytes[0] = 4;
         put(&mut bytes, 16, &3_i32.to_ne_bytes());
-        put(&mut bytes, 20, &(-5_i32).to_ne_bytes());
-        put(&mut bytes, 64, &0x1_0000_0002_u64.to_ne_bytes());
         put(&mut bytes, 92, &3200_u32.to_ne_bytes());
-        put(&mut bytes, 104, &17_i32.to_ne_bytes());
-        put(&mut bytes, 108, &2_u16.to_ne_bytes());
-        put(&mut bytes, 112, &0x2000_0000_u64.to_ne_bytes());
-        put(&mut bytes, 120, &1663_u32.to_ne_bytes());
-        put(&mut bytes, 124, &5_u32.to_ne_bytes());
-        put(&mut bytes, 128, &16384_u32.to_ne_bytes());
-        put(&mut bytes, 132, &196_608_u32.to_ne_bytes());
-        put(&mut bytes, 136, &16_u32.to_ne_bytes());
-        put(&mut bytes, 140, &[2, 0b10]);
         bytes
     }
 
     #[test]
     fn a_handle_is_read_from_its_bytes() {
-        assert_eq!(
-            Handle::parse(&built()),
-            Handle {
-                state: layout::STATE_SUBMITTED,
-                target: layout::TARGET_SMGR,
-                op: layout::OP_READV,
-                flags: layout::FLAG_SYNCHRONOUS | layout::FLAG_BUFFERED,
-                owner_procno: 3,
-                result: -5,
-                generation: 0x1_0000_0002,
-                iovec_off: 3200,
-                fd: 17,
-                iov_length: 2,
-                offset: 0x2000_0000,
-                tablespace_oid: 1663,
-                database_oid: 5,
-                relfilenumber: 16384,
-                block: 196_608,
-                blocks: 16,
-                fork: 2,
-                is_temp: false,
-            }
-        );
-    }
-
-    #[test]
-    fn only_the_first_bit_says_temporary() {
-        let mut bytes = built();
-        bytes[141] = 0b01;
-        assert!(Handle::parse(&bytes).is_temp);
+        let expected = HandleIdentity { state: layout::STATE_SUBMITTED, owner_procno: 3, iovec_off: 3200 };
+        assert_eq!(HandleIdentity::parse(&built()), expected);
     }
 
     #[test]
     fn a_handle_that_fits_passes() {
         assert_eq!(check_area(&AREA), Ok(()));
-        assert_eq!(check_handle(&AREA, 200, &Handle::parse(&built())), Ok(()));
+        assert_eq!(check_handle(&AREA, 200, &HandleIdentity::parse(&built())), Ok(()));
     }
 
     #[test]
     fn a_handle_that_does_not_fit_is_refused() {
-        let good = Handle::parse(&built());
+        let good = HandleIdentity::parse(&built());
         for (io_id, bad) in [
-            (200, Handle { state: 8, ..good }),
-            (200, Handle { owner_procno: 4, ..good }),
-            (200, Handle { owner_procno: -1, ..good }),
-            (200, Handle { iovec_off: 0, ..good }),
+            (200, HandleIdentity { state: 8, ..good }),
+            (200, HandleIdentity { owner_procno: 4, ..good }),
+            (200, HandleIdentity { owner_procno: -1, ..good }),
+            (200, HandleIdentity { iovec_off: 0, ..good }),
             (201, good),
         ] {
             assert!(check_handle(&AREA, io_id, &bad).is_err(), "{io_id} {bad:?}");

@@ -1,50 +1,27 @@
 //! What a server says about itself.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::fmt;
 
 use postgres::Client;
 
 use super::InnerPid;
 
 /// Settings that are asked for; those that the role may not see are missing in `pg_settings`.
-const SETTINGS: [&str; 11] = [
-    "server_version",
-    "server_version_num",
-    "block_size",
-    "segment_size",
-    "max_connections",
-    "io_method",
-    "io_workers",
-    "io_max_workers",
-    "data_directory",
-    "track_io_timing",
-    "compute_query_id",
-];
+const SETTINGS: [&str; 5] =
+    ["server_version", "io_method", "io_workers", "io_max_workers", "track_io_timing"];
 
 /// What a server says about itself and about the role that asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFacts {
     /// `server_version`: "18.6 (Debian 18.6-3)".
     pub version: String,
-    /// `server_version_num`: 180006.
-    pub version_num: u32,
     /// `sync`, `worker` or `io_uring`; `None` before PostgreSQL 18.
     pub io_method: Option<String>,
     /// `io_workers`, or from PostgreSQL 19 on `io_max_workers`; `None` before 18.
     pub io_workers: Option<u32>,
-    /// Bytes of a block.
-    pub block_size: u32,
-    /// Blocks of a full segment file.
-    pub segment_blocks: u32,
-    /// `max_connections`.
-    pub max_connections: u32,
-    /// `data_directory`; `None` where the role may not see it.
-    pub data_directory: Option<PathBuf>,
     /// `track_io_timing`.
     pub track_io_timing: bool,
-    /// `compute_query_id`: `auto`, `on`, `off`, `regress`.
-    pub compute_query_id: String,
     /// The role that asks.
     pub user: String,
     /// Database of the session.
@@ -60,12 +37,26 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// What the role's missing rights cost and how to mend it, in one sentence; `None` when nothing is
-    /// missing.
+    /// What a server of version 18 says to a member of `pg_monitor`, for tests.
+    #[cfg(test)]
+    pub(crate) fn example() -> Self {
+        Self {
+            version: "18.6".to_owned(),
+            io_method: Some("worker".to_owned()),
+            io_workers: Some(3),
+            track_io_timing: false,
+            user: "alice".to_owned(),
+            database: "shop".to_owned(),
+            backend: InnerPid(1),
+            reads_all_stats: true,
+            is_monitor: true,
+            reads_aios: Some(true),
+        }
+    }
+
+    /// What the role's missing rights cost, and how to mend it; `None` when nothing is missing.
     #[must_use]
-    pub fn missing_rights(&self) -> Option<String> {
-        let user = self.user.replace('"', "\"\"");
-        let mend = format!("GRANT pg_monitor TO \"{user}\" mends it");
+    pub fn missing_rights(&self) -> Option<MissingRights> {
         let stats = "backend types and parallel leaders of other roles' sessions are missing";
         let aios = "traced reads are not checked against pg_aios";
         let cost = match (self.reads_all_stats, self.reads_aios) {
@@ -74,7 +65,26 @@ impl ServerFacts {
             (true, Some(false)) => aios.to_owned(),
             (true, _) => return None,
         };
-        Some(format!("role \"{user}\" lacks rights, so {cost}; {mend}"))
+        let user = self.user.replace('"', "\"\"");
+        Some(MissingRights { cost, mend: format!("GRANT pg_monitor TO \"{user}\""), user })
+    }
+}
+
+/// What a role may not see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingRights {
+    /// The role, as it stands between double quotes.
+    pub user: String,
+    /// What is missing without the rights.
+    pub cost: String,
+    /// The statement that gives them.
+    pub mend: String,
+}
+
+impl fmt::Display for MissingRights {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { user, cost, mend } = self;
+        write!(formatter, "role \"{user}\" lacks rights, so {cost}; {mend} mends it")
     }
 }
 
@@ -107,15 +117,9 @@ pub fn facts(client: &mut Client) -> Result<ServerFacts, postgres::Error> {
     )?;
     Ok(ServerFacts {
         version: setting("server_version").unwrap_or_default(),
-        version_num: number(setting("server_version_num")).unwrap_or_default(),
         io_method: setting("io_method"),
         io_workers: number(setting("io_workers")).or_else(|| number(setting("io_max_workers"))),
-        block_size: number(setting("block_size")).unwrap_or(8192),
-        segment_blocks: number(setting("segment_size")).unwrap_or(131_072),
-        max_connections: number(setting("max_connections")).unwrap_or(100),
-        data_directory: setting("data_directory").map(PathBuf::from),
         track_io_timing: setting("track_io_timing").as_deref() == Some("on"),
-        compute_query_id: setting("compute_query_id").unwrap_or_default(),
         user: row.try_get(0)?,
         database: row.try_get(1)?,
         backend: InnerPid(row.try_get::<_, i32>(2)?.unsigned_abs()),
@@ -130,30 +134,13 @@ mod tests {
     use super::*;
 
     fn facts(reads_all_stats: bool, reads_aios: Option<bool>) -> ServerFacts {
-        ServerFacts {
-            version: "18.6".to_owned(),
-            version_num: 180_006,
-            io_method: None,
-            io_workers: None,
-            block_size: 8192,
-            segment_blocks: 131_072,
-            max_connections: 100,
-            data_directory: None,
-            track_io_timing: false,
-            compute_query_id: "auto".to_owned(),
-            user: "alice".to_owned(),
-            database: "shop".to_owned(),
-            backend: InnerPid(1),
-            reads_all_stats,
-            is_monitor: reads_all_stats,
-            reads_aios,
-        }
+        ServerFacts { reads_all_stats, is_monitor: reads_all_stats, reads_aios, ..ServerFacts::example() }
     }
 
     #[test]
     fn missing_rights_say_what_they_cost() {
         assert_eq!(
-            facts(false, Some(false)).missing_rights().as_deref(),
+            facts(false, Some(false)).missing_rights().map(|missing| missing.to_string()).as_deref(),
             Some(
                 "role \"alice\" lacks rights, so backend types and parallel leaders of other roles' \
                  sessions are missing and traced reads are not checked against pg_aios; \
@@ -162,6 +149,6 @@ mod tests {
         );
         assert_eq!(facts(true, Some(true)).missing_rights(), None);
         assert_eq!(facts(true, None).missing_rights(), None, "before 18 there is no pg_aios to miss");
-        assert!(facts(false, None).missing_rights().is_some_and(|text| !text.contains("pg_aios")));
+        assert!(facts(false, None).missing_rights().is_some_and(|missing| !missing.cost.contains("pg_aios")));
     }
 }

@@ -115,16 +115,13 @@ fn connection(facts: &ServerFacts) -> Check {
 }
 
 fn rights(facts: &ServerFacts) -> Check {
-    let user = facts.user.replace('"', "\"\"");
-    let Some(sentence) = facts.missing_rights() else {
+    let Some(missing) = facts.missing_rights() else {
+        let user = facts.user.replace('"', "\"\"");
         let role = if facts.is_monitor { "pg_monitor" } else { "pg_read_all_stats" };
         return RIGHTS.ok(format!("role \"{user}\" has those of {role}"));
     };
-    // The sentence ends with how to mend it; what it costs is in the middle.
-    let cost = sentence.split_once(" lacks rights, so ").map_or(sentence.as_str(), |(_, rest)| rest);
-    let cost = cost.rsplit_once("; ").map_or(cost, |(cost, _)| cost);
-    let detail = format!("role \"{user}\" lacks those of pg_monitor");
-    RIGHTS.missing(Problem::new(detail, cost).mend(format!("GRANT pg_monitor TO \"{user}\"")))
+    let detail = format!("role \"{}\" lacks those of pg_monitor", missing.user);
+    RIGHTS.missing(Problem::new(detail, missing.cost).mend(missing.mend))
 }
 
 fn io_method(facts: &ServerFacts) -> Check {
@@ -171,27 +168,9 @@ fn names(user: &str, barred: Result<&[String], &String>) -> Check {
 mod tests {
     use super::*;
     use crate::model::Status;
-    use crate::server::InnerPid;
 
     fn facts() -> ServerFacts {
-        ServerFacts {
-            version: "18.6".to_owned(),
-            version_num: 180_006,
-            io_method: Some("worker".to_owned()),
-            io_workers: Some(3),
-            block_size: 8192,
-            segment_blocks: 131_072,
-            max_connections: 100,
-            data_directory: None,
-            track_io_timing: false,
-            compute_query_id: "auto".to_owned(),
-            user: "alice".to_owned(),
-            database: "shop".to_owned(),
-            backend: InnerPid(1),
-            reads_all_stats: true,
-            is_monitor: true,
-            reads_aios: Some(true),
-        }
+        ServerFacts::example()
     }
 
     #[test]

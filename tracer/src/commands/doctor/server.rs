@@ -8,6 +8,7 @@ use super::connection::{self, Session};
 use super::topic::{Problem, Topic};
 use crate::cli::ConnectionOptions;
 use crate::model::Check;
+use crate::server::aio::FIRST_AIO_MAJOR;
 use crate::server::aio::{self, AioArea, AioRefusal};
 use crate::server::connect::ConnectOptions;
 use crate::server::discover::{self, Server, ServerError};
@@ -181,7 +182,6 @@ mod tests {
         let area = AioArea {
             handles: 8,
             handle_count: 1_400,
-            handle_size: 144,
             iovecs: 8,
             iovec_count: 22_400,
             iovecs_per_handle: 16,
