@@ -5,12 +5,10 @@ use std::{
     io::{self, BufRead as _, BufReader, Read as _},
     path::Path,
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use pgiotrace_tests::{Cluster, PgInstall, StopMode, Tracer, sweep_stale};
+use pgiotrace_tests::{Cluster, PgInstall, StopMode, Tracer, sweep_stale, wait_until};
 
 /// Set in a copy of this very program that is there to be killed.
 const VICTIM: &str = "PGIOTRACE_TEST_VICTIM";
@@ -106,11 +104,8 @@ fn a_killed_owner_leaves_no_server_and_its_folder_goes_with_the_next_start() -> 
     let said = said.context("the victim started no server")?;
     let (postmaster, folder) = said.split_once(' ').context("the victim named no folder")?;
 
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while Path::new(&format!("/proc/{postmaster}")).exists() {
-        ensure!(Instant::now() < deadline, "the postmaster {postmaster} outlives its owner");
-        thread::sleep(Duration::from_millis(10));
-    }
+    let process = format!("/proc/{postmaster}");
+    wait_until("the postmaster is gone with its owner", || !Path::new(&process).exists())?;
     sweep_stale();
     is_gone(Path::new(folder), postmaster.parse()?);
     Ok(())
