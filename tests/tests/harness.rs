@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use pgiotrace_tests::{Cluster, PgInstall, StopMode, Tracer, sweep_stale, wait_until};
 
 /// Set in a copy of this very program that is there to be killed.

@@ -1,32 +1,29 @@
 //! The running machine as a source of events.
 
-use std::{collections::HashSet, fs, io, sync::Arc, time::Duration};
+use std::{fs, io, time::Duration};
 
-use pgiotrace_ebpf::{Cluster, ReadRecord, flags};
+use pgiotrace_ebpf::Cluster;
 use tokio::{
     sync::mpsc::{self, Receiver, UnboundedReceiver},
     time::{Interval, MissedTickBehavior, interval},
 };
 
 use super::{
-    Capture, Ending, Event, FileFacts, SeenRead,
-    files::Files,
+    Capture, Ending, Event,
+    describer::Describer,
     kernel::{
         Kernel, KernelError, Record, Sizes, lost_without_member_of,
         programs::{Phase, Program, Refusal},
     },
-    names::{NameAnswer, RelationKey, Resolver},
+    names::{NameAnswer, Resolver},
     sampler::{PgSample, Sampler},
 };
-use crate::{
-    model::io::{RelationFork, Subject},
-    server::{
-        Pid,
-        aio::{self, AioArea, AioRefusal},
-        connect::Connector,
-        discover::{self, ProcessInfo, Server},
-        symbols::{self, SymbolError, Symbols},
-    },
+use crate::server::{
+    Pid,
+    aio::{self, AioArea, AioRefusal},
+    connect::Connector,
+    discover::{ProcessInfo, Server},
+    symbols::{self, SymbolError, Symbols},
 };
 
 /// How often the server itself is looked at: whether it runs, and whether its shared memory is new.
@@ -337,90 +334,6 @@ impl Live {
         };
         // A server that does not answer must not keep the report from its reader.
         let _ = tokio::time::timeout(NAMES_TIMEOUT, all).await;
-    }
-}
-
-/// Adds what `/proc` says about records before they go on.
-struct Describer {
-    files: Files,
-    described: HashSet<Pid>,
-    resolver: Option<Resolver>,
-    asked: HashSet<RelationKey>,
-    last_asked: Option<RelationKey>,
-}
-
-impl Describer {
-    fn new(server: &Server) -> Self {
-        Self {
-            files: Files::new(server),
-            described: HashSet::new(),
-            resolver: None,
-            asked: HashSet::new(),
-            last_asked: None,
-        }
-    }
-
-    /// Hands a record over, behind what is new about it. Whether a process left.
-    fn hand_over(&mut self, record: Record, sink: &mut impl FnMut(Event)) -> bool {
-        match record {
-            // Its title is not set yet; it is described at its first read.
-            Record::Joined(_) => {}
-            Record::Left(pid) => {
-                self.described.remove(&pid);
-                sink(Event::Left(pid));
-                return true;
-            }
-            Record::Read(record) => {
-                self.introduce(&record, sink);
-                let file = self.describe(&record);
-                sink(Event::Read(SeenRead { record, file }));
-            }
-        }
-        false
-    }
-
-    /// Says who executor and owner are, when they are new.
-    fn introduce(&mut self, record: &ReadRecord, sink: &mut impl FnMut(Event)) {
-        for tgid in [record.executor_tgid, record.begun.owner_tgid] {
-            let pid = Pid(tgid);
-            if tgid != 0
-                && !self.described.contains(&pid)
-                && let Some(process) = discover::process(pid)
-            {
-                self.described.insert(pid);
-                sink(Event::Process(process));
-            }
-        }
-    }
-
-    /// What is read, if the record alone does not tell; and asks for its name.
-    fn describe(&mut self, record: &ReadRecord) -> Option<Arc<FileFacts>> {
-        if let Some(relation) = RelationFork::of_handle(&record.begun) {
-            self.ask(RelationKey::of(&relation));
-            return None;
-        }
-        if record.begun.flags & flags::IO_URING != 0 {
-            return None;
-        }
-        let file = self.files.look_up(record);
-        if let Subject::Relation(relation) = &file.subject {
-            self.ask(RelationKey::of(relation));
-        }
-        Some(file)
-    }
-
-    /// Asks once for a relation's name. Most reads are of the relation of the read before.
-    fn ask(&mut self, relation: RelationKey) {
-        if self.last_asked == Some(relation) {
-            return;
-        }
-        self.last_asked = Some(relation);
-        if let Some(resolver) = &self.resolver
-            && !self.asked.contains(&relation)
-            && resolver.ask(relation)
-        {
-            self.asked.insert(relation);
-        }
     }
 }
 

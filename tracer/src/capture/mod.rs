@@ -3,6 +3,7 @@
 //! [`Capture`] is the border between I/O and the pure rest: `live::Live` asks the running machine.
 
 pub mod aio_target;
+mod describer;
 mod files;
 pub mod kernel;
 pub mod live;
