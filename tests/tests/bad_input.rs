@@ -267,6 +267,35 @@ fn a_command_that_cannot_be_run_is_refused() -> Result<()> {
 }
 
 #[test]
+fn a_uri_or_a_length_in_a_commands_place_is_told_its_own() -> Result<()> {
+    let cluster = started()?;
+    for (word, option) in [("postgresql://postgres@localhost/postgres", "-d"), ("10s", "--duration")] {
+        let said = refused_in_a_line(&Tracer::new(["stat"]).args(of(&cluster)).args([word]))?;
+        assert_says(&said, &[word, option]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_command_is_led_to_the_traced_server_unless_it_says_otherwise() -> Result<()> {
+    let cluster = started()?;
+    let script = "echo $PGHOST $PGPORT $PGUSER";
+    let run = Tracer::stat(&cluster).env("PGUSER", "alice").run(Command::new("sh").args(["-c", script]))?;
+    let expected = format!("{} {} alice", cluster.socket_dir().display(), cluster.port());
+    assert_eq!(run.stdout.trim(), expected, "{}", run.stderr);
+    Ok(())
+}
+
+#[test]
+fn completions_for_a_reader_that_has_gone_are_no_error() -> Result<()> {
+    let (reader, writer) = pipe()?;
+    drop(reader);
+    let output = Command::new(tracer_binary()?).args(["completions", "bash"]).stdout(writer).output()?;
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+    Ok(())
+}
+
+#[test]
 fn the_code_of_a_failing_command_is_passed_on_with_the_report_written() -> Result<()> {
     let cluster = started()?;
     for (script, code) in [("exit 7", 7), ("kill -TERM $$", 143), ("exit 0", 0)] {

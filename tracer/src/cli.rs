@@ -3,7 +3,8 @@
 //! The `PG*` environment is read where the connection is made, as libpq does, and not here.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::fmt;
+use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -192,7 +193,7 @@ struct StatArgs {
 #[command(next_help_heading = "Filters (a read must match each kind that is given)")]
 struct FilterArgs {
     /// Only reads that this process wanted; may be repeated
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = process_id)]
     pid: Vec<u32>,
 
     /// Only reads of this relation; may be repeated
@@ -357,6 +358,15 @@ impl RelationName {
     }
 }
 
+impl fmt::Display for RelationName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(schema) = &self.schema {
+            write!(formatter, "{schema}.")?;
+        }
+        formatter.write_str(&self.name)
+    }
+}
+
 impl FromStr for RelationName {
     type Err = String;
 
@@ -424,8 +434,15 @@ where
 }
 
 /// Writes the completion script for `shell`.
-pub fn write_completions(shell: Shell, out: &mut dyn Write) {
-    clap_complete::generate(shell, &mut Cli::command(), NAME, &mut { out });
+///
+/// # Errors
+///
+/// When `out` cannot be written to.
+pub fn write_completions(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
+    // In memory first: the generator panics when it cannot write.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), NAME, &mut script);
+    out.write_all(&script)
 }
 
 impl Cli {
@@ -472,6 +489,11 @@ impl StatArgs {
             ring_kib,
         }
     }
+}
+
+/// A process ID as people write it.
+fn process_id(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| "write a process ID, such as 4242".to_owned())
 }
 
 /// A size that the kernel takes for a ring.
@@ -726,7 +748,7 @@ mod tests {
     fn completions_name_the_verbs() {
         let Action::Completions(shell) = parsed("pgiotrace completions bash").action else { panic!() };
         let mut script = Vec::new();
-        write_completions(shell, &mut script);
+        write_completions(shell, &mut script).expect("a vector takes everything");
         let script = String::from_utf8(script).expect("a script is UTF-8");
         assert!(script.contains("doctor") && script.contains("stat") && script.contains("--duration"));
     }

@@ -7,6 +7,7 @@ use std::{process::ExitCode, time::Instant};
 use pgiotrace::{
     cli::{self, Action, Options},
     commands,
+    present::Destination,
 };
 
 fn main() -> ExitCode {
@@ -18,8 +19,8 @@ fn main() -> ExitCode {
         Action::Stat(options) => commands::stat::run(options, verbosity > 0, started, color),
         Action::Doctor(options) => commands::doctor::run(options, color),
         Action::Completions(shell) => {
-            cli::write_completions(*shell, &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
+            let written = Destination::Stdout.write(color, |out| cli::write_completions(*shell, out));
+            written.map(|()| ExitCode::SUCCESS).map_err(Into::into)
         }
     };
     result.unwrap_or_else(|error| {

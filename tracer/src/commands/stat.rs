@@ -26,7 +26,10 @@ use crate::{
     join::Join,
     model::{StatReport, Window},
     present,
-    server::discover::Server,
+    server::{
+        connect::{CommandEnvironment, Connector},
+        discover::Server,
+    },
 };
 
 /// Exit code of a trace that lost reads.
@@ -79,18 +82,21 @@ async fn trace(
     let mut join = Join::new(server.clone(), options.filter.clone(), is_sampled);
     // Before anything is attached: a signal that comes early ends the trace early, and still gives a report.
     let signals = Signals::listen()?;
+    let environment = plan.connector.as_ref().map(Connector::environment).unwrap_or_default();
     let mut live = Live::attach(plan)?;
     let attach_ms = started.elapsed().as_secs_f64() * 1e3;
     let (start, began) = (jiff::Timestamp::now(), Instant::now());
     say_that_it_traces(&server, &options.until, is_verbose);
     let status = {
-        let mut end = pin!(until(&options.until, signals));
+        let mut end = pin!(until(&options.until, &environment, signals));
+        let mut told = 0;
         loop {
             let mut sink = |event| join.take(event);
             tokio::select! {
                 result = live.next(&mut sink) => result?,
                 status = &mut end => break status?,
             }
+            told = tell_new_notes(&join, told);
             if join.is_stopped() && !matches!(options.until, Until::CommandEnds { .. }) {
                 break None;
             }
@@ -98,8 +104,19 @@ async fn trace(
     };
     let duration_s = began.elapsed().as_secs_f64();
     let ending = live.finish(&mut |event| join.take(event)).await?;
-    let window = Window { start: start.to_string(), duration_s };
+    let window = Window { start: format!("{start:.6}"), duration_s };
     Ok((join.report(window, attach_ms, &ending), status))
+}
+
+/// Who waits at a terminal learns at once what will be missing in the report. Returns how many notes are told.
+fn tell_new_notes(join: &Join, told: usize) -> usize {
+    let notes = join.notes();
+    if io::stderr().is_terminal() {
+        for note in notes.iter().skip(told) {
+            anstream::eprintln!("note: {}", present::printable(note));
+        }
+    }
+    notes.len()
 }
 
 /// On a terminal a person waits for the end; with `--verbose` a program may wait for the start.
@@ -123,7 +140,11 @@ fn say_that_it_traces(server: &Server, until: &Until, is_verbose: bool) {
 }
 
 /// Waits for the end of the trace. The status is the command's.
-async fn until(until: &Until, mut signals: Signals) -> anyhow::Result<Option<ExitStatus>> {
+async fn until(
+    until: &Until,
+    environment: &CommandEnvironment,
+    mut signals: Signals,
+) -> anyhow::Result<Option<ExitStatus>> {
     match until {
         Until::Interrupted => {
             signals.next().await;
@@ -136,17 +157,21 @@ async fn until(until: &Until, mut signals: Signals) -> anyhow::Result<Option<Exi
             }
             Ok(None)
         }
-        Until::CommandEnds { program, args } => run_command(program, args, signals).await.map(Some),
+        Until::CommandEnds { program, args } => {
+            run_command(program, args, environment, signals).await.map(Some)
+        }
     }
 }
 
 async fn run_command(
     program: &OsString,
     args: &[OsString],
+    environment: &CommandEnvironment,
     mut signals: Signals,
 ) -> anyhow::Result<ExitStatus> {
-    let mut child = Command::new(program).args(args).spawn().map_err(|error| {
-        anyhow!("running the command {} failed: {error}; check its name and PATH", program.display())
+    let mut child = Command::new(program).args(args).envs(environment.clone()).spawn().map_err(|error| {
+        let hint = hint_for(&program.to_string_lossy());
+        anyhow!("running the command {} failed: {error}; {hint}", program.display())
     })?;
     tokio::select! {
         status = child.wait() => return ended(status),
@@ -156,6 +181,17 @@ async fn run_command(
     tokio::select! {
         status = child.wait() => ended(status),
         _ = signals.next() => Ok(ExitStatus::from_raw(Signal::INT.as_raw())),
+    }
+}
+
+/// What to do about a command that does not exist.
+fn hint_for(word: &str) -> &'static str {
+    if word.starts_with("postgres://") || word.starts_with("postgresql://") {
+        "give a connection URI with -d"
+    } else if word.starts_with(|first: char| first.is_ascii_digit()) {
+        "give the length of the trace with --duration"
+    } else {
+        "check its name and PATH"
     }
 }
 

@@ -73,6 +73,8 @@ pub struct Join {
     waiting: VecDeque<SeenRead>,
     /// Reads of which it is not known yet whether the filter takes them.
     deferred: VecDeque<(Io, Option<Incarnation>)>,
+    /// Reads that passed the filter.
+    passed: u64,
     is_stopped: bool,
     notes: Vec<String>,
 }
@@ -97,6 +99,7 @@ impl Join {
             ended: Ended::default(),
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
+            passed: 0,
             is_stopped: false,
             notes: Vec::new(),
         }
@@ -179,6 +182,12 @@ impl Join {
             Some(_) => {}
             None => self.notes.push(note),
         }
+    }
+
+    /// Sentences for the report so far.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The report.

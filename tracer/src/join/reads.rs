@@ -183,7 +183,7 @@ impl Join {
 
     fn book(&mut self, io: Io, owner: Option<Incarnation>) {
         match self.admits(&io, owner) {
-            Some(true) => self.aggregate.add(&io, owner),
+            Some(true) => self.pass(&io, owner),
             Some(false) => {}
             None => {
                 self.deferred.push_back((io, owner));
@@ -193,6 +193,11 @@ impl Join {
                 }
             }
         }
+    }
+
+    fn pass(&mut self, io: &Io, owner: Option<Incarnation>) {
+        self.passed += 1;
+        self.aggregate.add(io, owner);
     }
 
     fn admits(&self, io: &Io, owner: Option<Incarnation>) -> Option<bool> {
@@ -207,7 +212,7 @@ impl Join {
     pub(super) fn settle_deferred(&mut self, is_end: bool) {
         for (io, owner) in std::mem::take(&mut self.deferred) {
             match self.admits(&io, owner) {
-                Some(true) => self.aggregate.add(&io, owner),
+                Some(true) => self.pass(&io, owner),
                 Some(false) => {}
                 None if is_end => {
                     self.note(

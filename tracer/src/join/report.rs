@@ -11,13 +11,14 @@ use super::{
 };
 use crate::{
     capture::Ending,
+    cli::Filter,
     model::{
-        Backend, Device, EndedBackends, IoWorker, KernelHistogram, Ledger, Overhead, OwnerShare, Relation,
-        STAT_SCHEMA, StatReport, Target, Window,
-        aggregate::{IoTotals, WorkerTotals},
+        Backend, Device, EndedBackends, FilterReport, IoWorker, KernelHistogram, Ledger, Overhead,
+        OwnerShare, Relation, STAT_SCHEMA, StatReport, Target, Window,
+        aggregate::{Incarnation, IoTotals, WorkerTotals},
         io::Subject,
     },
-    server::{Pid, aio::FIRST_AIO_MAJOR},
+    server::{Pid, aio::FIRST_AIO_MAJOR, connect::APPLICATION_NAME},
 };
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
@@ -33,6 +34,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         schema: STAT_SCHEMA,
         target: target(&join),
         ledger,
+        filter: filter(&join),
         overhead: overhead(ending, attach_ms),
         backends: backends(&join),
         ended_backends: ended_backends(&join),
@@ -81,6 +83,7 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         inferred: join.fidelity.inferred,
         ambiguous: join.fidelity.ambiguous,
         unattributed: join.fidelity.unattributed,
+        own: own_reads(join),
         begun,
         completed: ends.completed,
         failed: ends.failed,
@@ -124,6 +127,28 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
     ));
 }
 
+fn filter(join: &Join) -> Option<FilterReport> {
+    let Filter { pids, relations, databases, users, min_latency } = &join.filter;
+    (!join.filter.is_empty()).then(|| FilterReport {
+        pids: pids.clone(),
+        relations: relations.iter().map(ToString::to_string).collect(),
+        databases: databases.clone(),
+        users: users.clone(),
+        min_latency_us: min_latency.map(|shortest| shortest.as_secs_f64() * 1e6),
+        reads: join.passed,
+    })
+}
+
+/// Reads of the tracer's own sessions.
+fn own_reads(join: &Join) -> u64 {
+    let is_own = |incarnation: &Incarnation| {
+        let row = join.people.get(*incarnation).and_then(|person| person.activity.as_ref());
+        row.and_then(|row| row.application_name.as_deref()) == Some(APPLICATION_NAME)
+    };
+    let kept = join.aggregate.owners.iter().filter(|(incarnation, _)| is_own(incarnation));
+    kept.map(|(_, totals)| totals.reads).sum()
+}
+
 fn overhead(ending: &Ending, attach_ms: f64) -> Overhead {
     let ended = ending.totals.counts.of(Counter::Completed) + ending.totals.counts.of(Counter::Failed);
     Overhead {
@@ -145,7 +170,10 @@ fn backends(join: &Join) -> Vec<Backend> {
         let leader = row.and_then(|row| row.leader);
         Backend {
             pid: incarnation.pid.0,
-            backend_type: row.and_then(|row| row.backend_type.clone()).or_else(|| person.title_type.clone()),
+            backend_type: row
+                .and_then(|row| row.backend_type.clone())
+                .or_else(|| person.title_type.clone())
+                .or_else(|| (incarnation.pid == join.server.postmaster).then(|| "postmaster".to_owned())),
             leader_pid: leader.map(|leader| join.people.outer(leader).map_or(leader.0, |pid| pid.0)),
             database: row.and_then(|row| row.database.clone()),
             user: row.and_then(|row| row.user.clone()),

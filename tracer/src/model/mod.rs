@@ -11,6 +11,6 @@ mod stat;
 pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
-    Backend, ByExecutor, ByMethod, BySource, Device, EndedBackends, IoSummary, IoWorker, Ledger, Overhead,
-    OwnerShare, PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Target, Window,
+    Backend, ByExecutor, ByMethod, BySource, Device, EndedBackends, FilterReport, IoSummary, IoWorker,
+    Ledger, Overhead, OwnerShare, PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Target, Window,
 };

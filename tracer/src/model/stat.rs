@@ -21,6 +21,8 @@ pub struct StatReport {
     pub window: Window,
     /// Whether what was begun is accounted for.
     pub ledger: Ledger,
+    /// Which reads the tables are restricted to; `None`: all. The ledger and the devices always have all.
+    pub filter: Option<FilterReport>,
     /// What the tracer itself cost.
     pub overhead: Overhead,
     /// One entry a process that owned reads, busiest first.
@@ -85,6 +87,8 @@ pub struct Ledger {
     /// Of the completed ones: those that returned fewer bytes than asked (plain `read` calls aside, which ask for a
     /// buffer's length and get what there is).
     pub short: u64,
+    /// Of the reads: those that the tracer's own sessions wanted, as far as these are known.
+    pub own: u64,
     /// Reads that had not ended when the trace did.
     pub in_flight: u64,
     /// Reads whose details were lost (ring or table full). Not zero: the ledger is incomplete.
@@ -102,6 +106,23 @@ pub struct Ledger {
     pub complete: bool,
     /// Rows sampled from `pg_aios`; `None` when it could not be sampled.
     pub pg_aios: Option<PgAiosLedger>,
+}
+
+/// A filter, and what it let pass.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct FilterReport {
+    /// Owners.
+    pub pids: Vec<u32>,
+    /// Relations, as given.
+    pub relations: Vec<String>,
+    /// Databases of the owners.
+    pub databases: Vec<String>,
+    /// Roles of the owners.
+    pub users: Vec<String>,
+    /// Shortest latency, microseconds.
+    pub min_latency_us: Option<f64>,
+    /// Reads that passed.
+    pub reads: u64,
 }
 
 /// How the rows sampled from `pg_aios` compare with the traced reads.

@@ -16,6 +16,7 @@ pub fn full() -> StatReport {
             failed: 1,
             in_flight: 2,
             begun: 5_154,
+            own: 10,
             pg_aios: Some(PgAiosLedger { rows: 512, confirmed: 509, contradicted: 0, unmatched: 3 }),
             ..balanced()
         },
@@ -48,6 +49,7 @@ pub fn empty() -> StatReport {
         },
         window: Window { start: "2026-01-31T10:00:00.123456Z".to_owned(), duration_s: 10.004 },
         ledger: Ledger { complete: true, ..Ledger::default() },
+        filter: None,
         overhead: Overhead {
             bpf_ns_per_read: Some(1_234.5),
             bpf_cpu_s: Some(0.006_4),

@@ -10,8 +10,8 @@ use super::printable::printable;
 use super::table::{Column, NOT_MEASURED, write_table};
 use super::units;
 use crate::model::{
-    Backend, Device, Dist, EndedBackends, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger,
-    Relation, StatReport, Target, Window,
+    Backend, Device, Dist, EndedBackends, FilterReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
+    PgAiosLedger, Relation, StatReport, Target, Window,
 };
 
 /// What the reader must not overlook.
@@ -29,6 +29,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     write_head(out, &report.target, &report.window)?;
     write_ledger(out, &report.ledger)?;
     write_pg_aios(out, report.ledger.pg_aios.as_ref())?;
+    write_filter(out, report.filter.as_ref(), report.ledger.reads)?;
     write_table(out, "Backends: reads they wanted, whoever executed them", &BACKENDS, &report.backends)?;
     write_table(out, "Backends that ended, folded", &ENDED_BACKENDS, &report.ended_backends)?;
     write_table(
@@ -38,7 +39,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
         &report.io_workers,
     )?;
     write_table(out, "Relations and files", &RELATIONS, &report.relations)?;
-    write_table(out, "Devices", &DEVICES, &report.devices)?;
+    write_table(out, "Devices: all read requests, whoever wanted them", &DEVICES, &report.devices)?;
     write_notes(out, &report.notes)?;
     write_overhead(out, &report.overhead)
 }
@@ -63,7 +64,7 @@ const BACKENDS: [Column<Backend>; 15] = [
 ];
 
 /// Columns of the table of ended backends.
-const ENDED_BACKENDS: [Column<EndedBackends>; 11] = [
+const ENDED_BACKENDS: [Column<EndedBackends>; 12] = [
     Column::figure("PROCESSES", |ended| units::count(ended.processes)),
     Column::name("TYPE", |ended| name(ended.backend_type.as_deref())),
     Column::name("DATABASE", |ended| name(ended.database.as_deref())),
@@ -75,10 +76,11 @@ const ENDED_BACKENDS: [Column<EndedBackends>; 11] = [
     Column::figure("P50", |ended| latency(&ended.io, |dist| dist.p50)),
     Column::figure("P99", |ended| latency(&ended.io, |dist| dist.p99)),
     Column::figure("MAX", |ended| latency(&ended.io, |dist| dist.max)),
+    Column::figure("TOTAL", |ended| latency(&ended.io, |dist| dist.sum)),
 ];
 
 /// Columns of the table of io workers.
-const IO_WORKERS: [Column<IoWorker>; 9] = [
+const IO_WORKERS: [Column<IoWorker>; 10] = [
     Column::name("WORKER", |worker| known(worker.worker.map(|number| format!("worker {number}")))),
     Column::figure("PID", |worker| worker.pid.to_string()),
     Column::figure("BUSY", |worker| units::ratio(worker.busy_ratio)),
@@ -87,11 +89,12 @@ const IO_WORKERS: [Column<IoWorker>; 9] = [
     Column::figure("P50", |worker| latency(&worker.io, |dist| dist.p50)),
     Column::figure("P99", |worker| latency(&worker.io, |dist| dist.p99)),
     Column::figure("MAX", |worker| latency(&worker.io, |dist| dist.max)),
+    Column::figure("TOTAL", |worker| latency(&worker.io, |dist| dist.sum)),
     Column::name("FOR", owners),
 ];
 
 /// Columns of the table of relations.
-const RELATIONS: [Column<Relation>; 9] = [
+const RELATIONS: [Column<Relation>; 10] = [
     Column::name("DATABASE", |relation| name(relation.database.as_deref())),
     Column::name("RELATION", relation_name),
     Column::name("FORK", |relation| name(relation.fork.as_deref())),
@@ -101,6 +104,7 @@ const RELATIONS: [Column<Relation>; 9] = [
     Column::figure("P50", |relation| latency(&relation.io, |dist| dist.p50)),
     Column::figure("P99", |relation| latency(&relation.io, |dist| dist.p99)),
     Column::figure("MAX", |relation| latency(&relation.io, |dist| dist.max)),
+    Column::figure("TOTAL", |relation| latency(&relation.io, |dist| dist.sum)),
 ];
 
 /// Columns of the table of devices.
@@ -149,7 +153,30 @@ fn write_ledger(out: &mut dyn Write, ledger: &Ledger) -> io::Result<()> {
         units::counted(ledger.blocks, "block"),
         fidelity(ledger),
     )?;
-    writeln!(out, "{}.", outcomes(ledger))
+    writeln!(out, "{}.", outcomes(ledger))?;
+    if ledger.own > 0 {
+        writeln!(out, "Of these, {} by pgiotrace's own sessions.", units::counted(ledger.own, "read"))?;
+    }
+    Ok(())
+}
+
+/// What the tables below are restricted to.
+fn write_filter(out: &mut dyn Write, filter: Option<&FilterReport>, reads: u64) -> io::Result<()> {
+    let Some(filter) = filter else { return Ok(()) };
+    let mut words: Vec<String> = Vec::new();
+    words.extend(filter.pids.iter().map(|pid| format!("--pid {pid}")));
+    words.extend(filter.relations.iter().map(|name| format!("--relation {}", printable(name))));
+    words.extend(filter.databases.iter().map(|name| format!("--database {}", printable(name))));
+    words.extend(filter.users.iter().map(|name| format!("--user {}", printable(name))));
+    words
+        .extend(filter.min_latency_us.map(|shortest| format!("--min-latency {}", units::duration(shortest))));
+    writeln!(
+        out,
+        "Below are the {} of {} that match {}.",
+        units::count(filter.reads),
+        units::counted(reads, "read"),
+        words.join(" "),
+    )
 }
 
 /// What is missing in an incomplete ledger.

@@ -1,5 +1,7 @@
 //! Connecting to the server that is traced.
 
+use std::env;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -172,7 +174,7 @@ impl ConnectError {
 type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 fn environment(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+    env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 impl ConnectOptions {
@@ -308,6 +310,19 @@ impl Route {
         }
     }
 
+    /// What libpq calls the route, if it leads anywhere.
+    fn reachable_host(&self, port: u16) -> Option<OsString> {
+        match self {
+            Self::Tcp(host) => Some(host.into()),
+            Self::Socket { reached_at, .. } => reached_at
+                .iter()
+                // A socket's path must fit into sockaddr_un, which those through /proc may not.
+                .rev()
+                .find(|directory| directory.join(format!(".s.PGSQL.{port}")).exists())
+                .map(|directory| directory.clone().into_os_string()),
+        }
+    }
+
     /// What the password file may call the host (`fe-connect.c`: the default socket is "localhost").
     fn names(&self) -> Vec<String> {
         match self {
@@ -350,6 +365,9 @@ fn reachable_address(listen_address: &str) -> String {
     }
 }
 
+/// Environment variables by name.
+pub type CommandEnvironment = Vec<(&'static str, OsString)>;
+
 /// Connects to one server, as often as needed.
 #[derive(Clone)]
 pub struct Connector {
@@ -390,6 +408,20 @@ impl Connector {
             pgpass,
             warnings: warning.into_iter().collect(),
         })
+    }
+
+    /// Variables that lead libpq's programs to the same server, for those that the user has not set: a command that is
+    /// traced must not talk to another server by accident.
+    #[must_use]
+    pub fn environment(&self) -> CommandEnvironment {
+        let host = self.routes.iter().find_map(|route| route.reachable_host(self.server.port));
+        let variables = [
+            ("PGHOST", host),
+            ("PGPORT", Some(self.server.port.to_string().into())),
+            ("PGUSER", Some(self.settings.user.clone().into())),
+        ];
+        let is_unset = |(name, _): &(&str, _)| env::var_os(name).is_none();
+        variables.into_iter().filter(is_unset).filter_map(|(name, value)| Some((name, value?))).collect()
     }
 
     /// What the user should know, each in one sentence: a password file that is ignored.

@@ -61,6 +61,12 @@ fn compare_methods(keep: bool) -> Result<()> {
     step::done("measured", format!("{}, each with cold caches and a fresh server", methods.join(", ")));
     println!("\nSELECT count(abalance) FROM pgbench_accounts, {}\n", table_size(&cluster)?);
     println!("{}", table::render(&rows));
+    println!(
+        "\nEXPLAIN's time is what the backend spent on submitting reads, waiting for them and checking their pages; the"
+    );
+    println!(
+        "kernel's is what the reads themselves took. Reads that overlap the query's work cost EXPLAIN nothing."
+    );
     if !methods.contains(&"io_uring") {
         println!("\nio_uring is left out: this server was built without it.");
     }
