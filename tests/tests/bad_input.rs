@@ -177,6 +177,25 @@ fn a_server_elsewhere_is_refused() -> Result<()> {
 }
 
 #[test]
+fn a_member_of_pg_monitor_misses_nothing() -> Result<()> {
+    let cluster = with_table(PgInstall::v18()?)?;
+    let mut client = cluster.connect("postgres")?;
+    client.batch_execute("CREATE ROLE watcher LOGIN IN ROLE pg_monitor")?;
+    let tracer = Tracer::new(["stat", "--format", "json", "-U", "watcher", "-d", "postgres", "-D"]);
+    let tracer = tracer.arg(cluster.data_dir()).start()?;
+    let sampled = "SELECT 1 FROM pg_stat_activity WHERE usename = 'watcher' AND query LIKE '%pg_aios%' AND state = 'idle'";
+    wait_until("the view was sampled", || client.query_opt(sampled, &[]).is_ok_and(|row| row.is_some()))?;
+    let scanned = scan(&mut client, "t")?;
+    let own = backend_pid(&mut client)?;
+    let report = tracer.interrupt()?.report()?;
+    assert_eq!(notes(&report), [""; 0]);
+    assert_eq!(blocks(&report, "t")?, scanned);
+    assert_eq!(backend(&report, own)?["backend_type"], "client backend");
+    assert!(report["ledger"]["pg_aios"].is_object(), "the view was sampled: {:#}", report["ledger"]);
+    Ok(())
+}
+
+#[test]
 fn a_wrong_password_costs_names_and_is_said_once() -> Result<()> {
     let cluster = Cluster::builder(PgInstall::v18()?)
         .shared_buffers(SHARED_BUFFERS)

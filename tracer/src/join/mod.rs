@@ -16,7 +16,7 @@ use crate::{
     capture::{
         Ending, Event, SeenRead,
         names::{NameAnswer, RelationKey, RelationName},
-        sampler::PgSample,
+        sampler::{AioState, PgSample},
     },
     cli::Filter,
     model::{
@@ -151,7 +151,11 @@ impl Join {
                 }
                 self.settle_deferred(false);
             }
-            PgSample::Aios { taken, rows } => {
+            PgSample::Aios { taken, mut rows } => {
+                // In this state a row may carry the generation of the handle's next use already: `pgaio_io_reclaim`
+                // (`src/backend/storage/aio/aio.c`) advances it before it leaves the state, and `pg_get_aios` notices
+                // only changes.
+                rows.retain(|row| row.state != AioState::CompletedLocal);
                 self.uses.add_rows(taken, &rows);
                 self.claims.add_sample(taken, &rows, self.segment_blocks());
                 self.settle_waiting();

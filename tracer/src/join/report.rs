@@ -29,6 +29,9 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
             join.note(format!("{count} {note}"));
         }
     }
+    for contradiction in join.uses.contradictions().to_vec() {
+        join.note(contradiction);
+    }
     use_kernel_counts_if_records_were_lost(&mut join, ending);
     StatReport {
         schema: STAT_SCHEMA,

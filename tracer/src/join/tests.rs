@@ -340,6 +340,21 @@ fn ended_backends_are_folded_and_none_of_their_reads_is_lost() {
 }
 
 #[test]
+fn a_row_of_a_handle_that_is_being_reclaimed_contradicts_nothing() {
+    let mut join = join(Filter::default());
+    let Event::Sample(PgSample::Aios { taken, mut rows }) = rows(1, &[OTHER_BACKEND], 1) else {
+        unreachable!()
+    };
+    // The last use's contents under the next one's generation.
+    rows[0].io_id = 3;
+    rows[0].state = AioState::CompletedLocal;
+    join.take(Event::Sample(PgSample::Aios { taken, rows }));
+    join.take(read(handle_read(Some(BACKEND), 1, 1)));
+    let ledger = report(join, 1, 1, 0).ledger;
+    assert_eq!(ledger.pg_aios.map(|aios| (aios.rows, aios.contradicted)), Some((0, 0)));
+}
+
+#[test]
 fn a_crash_restart_forgets_the_uses_of_handles() {
     let mut join = join(Filter::default());
     join.take(read(handle_read(Some(BACKEND), 1, 1)));

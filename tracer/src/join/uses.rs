@@ -66,6 +66,8 @@ pub struct Uses {
     ledger: PgAiosLedger,
     sampled: bool,
     swept_ns: u64,
+    /// The first contradictions, each in a sentence.
+    contradictions: Vec<String>,
 }
 
 impl Uses {
@@ -75,6 +77,12 @@ impl Uses {
         let PgAiosLedger { rows, confirmed, contradicted, .. } = self.ledger;
         let unmatched = rows - confirmed - contradicted;
         self.sampled.then_some(PgAiosLedger { rows, confirmed, contradicted, unmatched })
+    }
+
+    /// The first contradictions between the view and traced reads, each in a sentence.
+    #[must_use]
+    pub fn contradictions(&self) -> &[String] {
+        &self.contradictions
     }
 
     /// Forgets rows and reads, because handles and generations start anew.
@@ -98,9 +106,12 @@ impl Uses {
             return;
         }
         self.ledger.rows += 1;
-        let traced = slot.uses.iter().rev().find(|traced| traced.generation == row.generation);
+        let traced = slot.uses.iter().rev().find(|traced| traced.generation == row.generation).copied();
         let matched = traced.map(|traced| traced.agrees_with(row));
         count(&mut self.ledger, matched);
+        if let (Some(false), Some(traced)) = (matched, traced) {
+            keep_example(&mut self.contradictions, row, &traced);
+        }
         slot.rows.push_back((row.clone(), matched.is_some()));
         if slot.rows.len() > REMEMBERED_ROWS {
             slot.rows.pop_front();
@@ -113,7 +124,11 @@ impl Uses {
         for (row, is_settled) in &mut slot.rows {
             if row.generation == traced.generation && !*is_settled {
                 *is_settled = true;
-                count(&mut self.ledger, Some(traced.agrees_with(row)));
+                let agrees = traced.agrees_with(row);
+                count(&mut self.ledger, Some(agrees));
+                if !agrees {
+                    keep_example(&mut self.contradictions, row, &traced);
+                }
             }
         }
         let oldest = traced.end_ns.saturating_sub(REMEMBERED_NS);
@@ -140,6 +155,17 @@ impl Uses {
     pub fn owner_of_use(&self, io_id: u32, generation: u64) -> Option<InnerPid> {
         let rows = &self.slots.get(io_id as usize)?.rows;
         rows.iter().find(|(row, _)| row.generation == generation).map(|(row, _)| row.owner)
+    }
+}
+
+/// How many contradictions are told in full.
+const EXAMPLES: usize = 5;
+
+fn keep_example(examples: &mut Vec<String>, row: &AioRow, traced: &TracedUse) {
+    if examples.len() < EXAMPLES {
+        examples.push(format!(
+            "pg_aios contradicts a traced read: the view showed {row:?}, the kernel {traced:?}"
+        ));
     }
 }
 
