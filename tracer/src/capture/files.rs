@@ -1,7 +1,7 @@
 //! Which file a read without a handle reads: from inode to path.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fs,
     os::unix::fs::{DirEntryExt, MetadataExt},
     path::{Path, PathBuf},
@@ -50,8 +50,6 @@ pub struct Files {
     /// The data directory's device as the kernel numbers it: inode numbers mean nothing on another.
     device: Option<u32>,
     known: HashMap<FileId, Arc<FileFacts>>,
-    /// Files that were not found, until the next listing.
-    missed: HashSet<FileId>,
     /// Paths by inode as of the last listing.
     listing: HashMap<u64, PathBuf>,
     listed: Option<Instant>,
@@ -71,7 +69,6 @@ impl Files {
                 .unwrap_or_else(|_| PathBuf::from("/")),
             wants_relations: server.major < FIRST_AIO_MAJOR,
             known: HashMap::new(),
-            missed: HashSet::new(),
             listing: HashMap::new(),
             listed: None,
             listing_interval: LISTING_INTERVAL,
@@ -89,37 +86,27 @@ impl Files {
         }
         let path = match path_of_descriptor(id, Pid(read.executor_tgid), begun.fd) {
             Some(path) => {
+                let path = self.relative(&path);
                 self.learn_device(id, &path);
-                Some(path)
+                path
             }
-            None => self.listed_path(id),
-        };
-        let Some(path) = path else {
-            self.missed.insert(id);
-            return Arc::clone(&self.unknown);
+            None => match self.listed_path(id) {
+                Some(path) => self.relative(&path),
+                None => return Arc::clone(&self.unknown),
+            },
         };
         if self.known.len() >= MOST_FILES {
             self.known.clear();
         }
-        let facts = Arc::new(self.facts_of(&path));
+        let facts = Arc::new(facts_of(&path));
         self.known.insert(id, Arc::clone(&facts));
         facts
     }
 
     /// overlayfs and btrfs show another device to processes than the kernel's own; a descriptor tells the true one.
-    fn learn_device(&mut self, id: FileId, path: &Path) {
-        let path = self.relative(path);
-        if Path::new(&path).is_relative() && !path.starts_with("pg_tblspc") {
+    fn learn_device(&mut self, id: FileId, path: &str) {
+        if Path::new(path).is_relative() && !path.starts_with("pg_tblspc") {
             self.device = Some(id.device);
-        }
-    }
-
-    fn facts_of(&self, path: &Path) -> FileFacts {
-        let path = self.relative(path);
-        let segment = relpath::segment_of(&path);
-        FileFacts {
-            segment: segment.map_or(0, |segment| segment.number),
-            subject: relpath::subject_of(&path),
         }
     }
 
@@ -153,13 +140,10 @@ impl Files {
             return None;
         }
         let is_due = self.listed.is_none_or(|listed| listed.elapsed() >= self.listing_interval);
-        if is_due || !self.missed.contains(&id) {
-            if is_due && !self.listing.contains_key(&id.inode) {
-                self.list();
-            }
-            return self.listing.get(&id.inode).cloned();
+        if is_due && !self.listing.contains_key(&id.inode) {
+            self.list();
         }
-        None
+        self.listing.get(&id.inode).cloned()
     }
 
     /// Lists what may be open for a moment. With many relations that takes time in which the ring fills, so their files
@@ -168,7 +152,6 @@ impl Files {
         if self.listed.replace(Instant::now()).is_some() {
             self.listing_interval = (self.listing_interval * 2).min(LONGEST_LISTING_INTERVAL);
         }
-        self.missed.clear();
         self.listing.clear();
         let mut folders = vec![self.data_directory.clone()];
         while let Some(folder) = folders.pop() {
@@ -197,6 +180,12 @@ impl Files {
             }
         }
     }
+}
+
+/// What the file of a path relative to the data directory is.
+fn facts_of(path: &str) -> FileFacts {
+    let segment = relpath::segment_of(path);
+    FileFacts { segment: segment.map_or(0, |segment| segment.number), subject: relpath::subject_of(path) }
 }
 
 /// A device's number as the kernel encodes it (`MKDEV`, `include/linux/kdev_t.h`).
