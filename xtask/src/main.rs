@@ -1,10 +1,9 @@
-//! Everything that a contributor runs: `cargo xtask setup | check | test | demo | slowdisk`.
+//! Everything that a contributor runs: `cargo xtask setup | check | test | demo`.
 
 mod check;
 mod demo;
 mod project;
 mod setup;
-mod slowdisk;
 mod step;
 mod test;
 
@@ -35,8 +34,6 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
-    /// Make a disk whose reads take as long as you say, print where it is mounted, and remove it at Ctrl-C. Needs root.
-    Slowdisk(slowdisk::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,7 +44,6 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::Test => test::run(),
         Task::Demo { keep } => demo::run(keep),
-        Task::Slowdisk(args) => slowdisk::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
