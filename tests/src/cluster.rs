@@ -17,7 +17,7 @@ use postgres::{Client, Config, NoTls, error::SqlState};
 use rustix::process::Signal;
 
 use crate::{
-    PgInstall,
+    PgInstall, SlowDisk,
     folder::Folder,
     process::{self, spawn_from_lasting_thread, wait_timeout},
     sandbox::Sandbox,
@@ -51,6 +51,7 @@ pub struct ClusterBuilder {
     password: Option<String>,
     outlives_us: bool,
     has_own_pids: bool,
+    visible: Vec<PathBuf>,
 }
 
 impl ClusterBuilder {
@@ -84,6 +85,13 @@ impl ClusterBuilder {
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Lets the server use a disk, for a tablespace in [`SlowDisk::tablespace_dir`]. The disk is to be dropped after it.
+    #[must_use]
+    pub fn slow_disk(mut self, disk: &SlowDisk) -> Self {
+        self.visible.push(disk.shared_mounts().to_owned());
         self
     }
 
@@ -122,7 +130,7 @@ impl ClusterBuilder {
     pub fn initdb(self) -> Result<Cluster> {
         let account = Account::for_server()?;
         let folder = Folder::create(account)?;
-        let sandbox = Sandbox::new(self.install, account, folder.path(), self.has_own_pids)?;
+        let sandbox = Sandbox::new(self.install, account, folder.path(), self.has_own_pids, self.visible)?;
         let mut command = sandbox.command("initdb")?;
         command.arg("-D").arg(folder.data()).args([
             "-U",
@@ -195,6 +203,7 @@ impl Cluster {
             password: None,
             outlives_us: false,
             has_own_pids: false,
+            visible: Vec::new(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{process as proc, user::Account};
+use crate::{mounts, process as proc, user::Account};
 
 /// All folders' names begin like this.
 const PREFIX: &str = "pgiotrace-";
@@ -34,7 +34,8 @@ fn live() -> MutexGuard<'static, Live> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A folder for one cluster; dropping it ends what still runs in it and removes it.
+/// A folder for one cluster or disk; dropping it ends what still runs in it, unmounts what is mounted in it, and removes
+/// it.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
@@ -46,7 +47,7 @@ impl Folder {
         sweep_stale();
         let mut live = live();
         if live.closing {
-            bail!("not starting a cluster: this process was told to end");
+            bail!("not making a folder for anything new: this process was told to end");
         }
         let base = base()?;
         let what = || {
@@ -90,7 +91,7 @@ impl Drop for Folder {
             return;
         }
         if let Err(error) = remove(&self.path) {
-            eprintln!("warning: cannot remove {}: {error}", self.path.display());
+            eprintln!("warning: cannot remove {}: {error:#}", self.path.display());
         }
         live().folders.retain(|folder| *folder != self.path);
     }
@@ -110,7 +111,7 @@ pub fn remove_everything() {
     proc::await_all(&children);
     for folder in folders {
         if let Err(error) = remove(&folder) {
-            eprintln!("warning: cannot remove {}: {error}", folder.display());
+            eprintln!("warning: cannot remove {}: {error:#}", folder.display());
         }
     }
 }
@@ -144,10 +145,12 @@ fn owner_line(pid: u32) -> String {
     proc::start_time(pid).map_or_else(|| "gone".to_owned(), |start| format!("{pid} {start}\n"))
 }
 
-fn remove(folder: &Path) -> io::Result<()> {
+fn remove(folder: &Path) -> Result<()> {
     proc::kill_all_in(&data_of(folder));
+    // Before anything is removed: not what is mounted there.
+    mounts::release(folder)?;
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! 1. [`PgInstall`]: PostgreSQL's programs, as `cargo xtask setup` found or fetched them;
 //! 2. [`Cluster`]: a server of its own, which is gone with the value, however the test ends;
-//! 3. [`Tracer`]: `pgiotrace` run against that server, with its report parsed.
+//! 3. [`Tracer`]: `pgiotrace` run against that server, with its report parsed;
+//! 4. [`SlowDisk`], made before the cluster: a tablespace on a device whose latency is set, and logged.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -26,9 +27,12 @@ mod cluster;
 mod folder;
 mod install;
 pub mod ledger;
+mod mounts;
 mod process;
 mod sandbox;
 pub mod scan;
+mod slow_disk;
+mod tool;
 mod tracer;
 mod user;
 mod wait;
@@ -37,6 +41,8 @@ pub use cluster::{Cluster, ClusterBuilder, Kept, StopMode};
 pub use folder::{remove_everything, sweep_stale};
 pub use install::{Kind, PgInstall, STAMP};
 pub use process::{signal, wait_timeout};
+pub use slow_disk::{FileSystem, Latency, Served, SlowDisk, SlowDiskBuilder};
+pub use tool::find_program;
 pub use tracer::{Finished, Running, Tracer, tracer_binary};
 pub use user::{drop_caches, elevated, is_root};
 pub use wait::wait_until;

@@ -46,6 +46,8 @@ pub(crate) struct Sandbox {
     folder: PathBuf,
     /// Whether the server gets a PID namespace of its own, as in a container.
     has_own_pids: bool,
+    /// More folders at the same path inside and outside.
+    visible: Vec<PathBuf>,
 }
 
 impl Sandbox {
@@ -54,12 +56,13 @@ impl Sandbox {
         account: Account,
         folder: &Path,
         has_own_pids: bool,
+        visible: Vec<PathBuf>,
     ) -> Result<Self> {
         // initdb wants a name for its account; the root folder of a chroot knows none.
         let passwd = format!("postgres:x:{}:{}:::/bin/sh\n", account.uid, account.gid);
         fs::write(folder.join("passwd"), passwd)
             .with_context(|| format!("cannot write into the cluster's folder {}", folder.display()))?;
-        Ok(Self { install, account, folder: folder.to_owned(), has_own_pids })
+        Ok(Self { install, account, folder: folder.to_owned(), has_own_pids, visible })
     }
 
     /// Whether the server has a PID namespace of its own.
@@ -105,7 +108,8 @@ impl Sandbox {
             // Here the server is not the child itself, but the child's.
             command.args(["setpriv", "--pdeathsig=KILL", "--"]);
         }
-        command.args(["unshare", "--mount", "--ipc"]);
+        // Slave: what is mounted there stays there, but what is unmounted here is unmounted there, too.
+        command.args(["unshare", "--mount", "--propagation", "slave", "--ipc"]);
         if dies && self.has_own_pids {
             command.args(["--pid", "--fork", "--kill-child=QUIT"]);
         }
@@ -120,6 +124,9 @@ impl Sandbox {
                 mount(OsStr::new("tmpfs"), &root.join("dev/shm"));
                 mount(OsStr::new("tmpfs"), &root.join("tmp"));
                 mount(self.folder.as_os_str(), &beneath(root, &self.folder));
+                for folder in &self.visible {
+                    mount(folder.as_os_str(), &beneath(root, folder));
+                }
                 mount(self.folder.join("passwd").as_os_str(), &root.join("etc/passwd"));
                 bin_dir.join(program)
             }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
@@ -11,8 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use pgiotrace_tests::{
-    Cluster, Finished, PgInstall, Running, Tracer,
-    cache::cache_dir,
+    Cluster, Finished, PgInstall, Running, Tracer, find_program,
     ledger::{complaints, count, report_of, traced_blocks},
     scan::{create_table, scan},
     wait_until,
@@ -87,19 +86,10 @@ impl BpfObjects {
 
 /// Numbers of the objects of a kind that there are.
 fn bpftool(kind: &str) -> Result<BTreeSet<u64>> {
-    let output = Command::new(find_bpftool()?).args(["--json", kind, "show"]).output()?;
+    let output = Command::new(find_program("bpftool")?).args(["--json", kind, "show"]).output()?;
     ensure!(output.status.success(), "bpftool failed: {}", String::from_utf8_lossy(&output.stderr));
     let all: Vec<Value> = serde_json::from_slice(&output.stdout).context("bpftool printed no JSON list")?;
     Ok(all.iter().filter_map(|object| object["id"].as_u64()).collect())
-}
-
-/// bpftool of the system, or else the one that setup has brought.
-fn find_bpftool() -> Result<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let usual = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    let folders = usual.chain(cache_dir().map(|cache| cache.join("tools/bin")));
-    let found = folders.map(|folder| folder.join("bpftool")).find(|file| file.exists());
-    found.context("cannot find bpftool: run `cargo xtask setup`")
 }
 
 /// How a trace ends.

