@@ -114,7 +114,8 @@ fn a_constant_latency_is_that_of_each_read() -> Result<()> {
         let (least, most) = (latency.as_secs_f64() * 1e6, (latency + SLACK).as_secs_f64() * 1e6);
         assert!(all[0] >= least, "{log:#?}");
         assert!(quantile(&all, 0.95) <= most, "{log:#?}");
-        assert!(times.iter().zip(&log).all(|(took, read)| took.as_nanos() >= u128::from(read.service_ns())));
+        // Not the logged time: the log's end is stamped after the answer, and the reader may have it by then.
+        assert!(times.iter().all(|took| *took >= latency), "{times:#?}");
         // One after the other, each at its place.
         let offsets: Vec<_> = log.iter().map(|read| read.offset - log[0].offset).collect();
         assert_eq!(offsets, (0..READS).map(|number| (number * BLOCK) as u64).collect::<Vec<_>>());
