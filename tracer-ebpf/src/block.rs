@@ -1,22 +1,31 @@
-//! Read requests in the block layer, per device, whoever wanted them.
+//! Read requests in the block layer: counts per device, whoever wanted them, and a record of each that a read of the
+//! cluster may have waited for.
 //!
 //! The block layer's own times are cached per plug since 6.9, so each event takes its own.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
-use pgiotrace_ebpf::{Counter, DeviceGroup, Request};
+use pgiotrace_ebpf::{
+    Begun, Counter, DeviceGroup, MergeRecord, OFFSET_OF_FILE_POSITION, ReadKey, Request, RequestRecord,
+    flags, kind, request_flags,
+};
 
 use crate::{
     counters::count,
-    finish::{add, add_latency},
+    files,
+    finish::{add, add_latency, raise},
     kernel::{
-        Args, DISK_FIRST_MINOR, DISK_MAJOR, QUEUE_DISK, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN, REQUEST_QUEUE,
+        Args, BDEV_DISK, BIO_BDEV, BIO_FLAGS, BIO_SECTOR, BIO_SIZE, DISK_FIRST_MINOR, DISK_MAJOR, QUEUE_DISK,
+        REQUEST_BIO, REQUEST_BIOTAIL, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN, REQUEST_QUEUE, REQUEST_SECTOR,
     },
-    maps::{DEVICES, REQUESTS},
+    maps::{DEVICES, RECORDS, REQUESTS},
+    process,
 };
 
 /// `REQ_OP_MASK` and `REQ_OP_READ` (`include/linux/blk_types.h`).
 const REQ_OP_MASK: u32 = 0xff;
 const REQ_OP_READ: u32 = 0;
+/// Bytes of a sector, as the block layer counts (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
+const SECTOR_BYTES: u64 = 512;
 
 /// What a device starts from: too large for a program's stack.
 static EMPTY_DEVICE: &DeviceGroup = &DeviceGroup::EMPTY;
@@ -29,34 +38,97 @@ fn is_read(request: u64) -> bool {
 /// A request is made (Q).
 #[inline(always)]
 pub fn queued(args: &Args) {
-    let request = args.get(0);
-    if is_read(request) {
-        // SAFETY: a helper without preconditions.
-        let queued_ns = unsafe { bpf_ktime_get_ns() };
-        follow(request, Request { queued_ns, issued_ns: 0, done_bytes: 0 });
+    let address = args.get(0);
+    if !is_read(address) {
+        return;
     }
+    // SAFETY: a helper without preconditions.
+    let queued_ns = unsafe { bpf_ktime_get_ns() };
+    let (submitter_tgid, tid) = process::current();
+    let mut request =
+        Request { queued_ns, submitter_tgid, asked_offset: OFFSET_OF_FILE_POSITION, ..Request::default() };
+    match process::of_cluster(submitter_tgid) {
+        Some(process) => {
+            request.flags = request_flags::CLUSTER;
+            if let Some(begun) = process::current_read(process) {
+                // SAFETY: the read is in the course of this very thread, so its entry lives.
+                let begun = unsafe { &*begun };
+                request.read = ReadKey { start_ns: begun.start_ns, tid, reserved: 0 };
+                request.asked_offset = begun.offset;
+                request.asked_length = begun.length;
+                request.owner_tgid = begun.owner_tgid;
+            }
+        }
+        None if process::is_kernel_thread() => request.flags = request_flags::HELD,
+        None => {}
+    }
+    follow(address, request);
 }
 
 /// A request goes to the driver (D). Its beginning may not have been seen: before the trace, or on kernels without
-/// `block_io_start`.
+/// `block_io_start`. One that the driver gave back is issued again, and the last time counts.
 #[inline(always)]
 pub fn issued(args: &Args) {
-    let request = args.get(0);
-    let known = REQUESTS.get_ptr_mut(request);
-    if !is_read(request) {
+    let address = args.get(0);
+    if !is_read(address) {
         // A read that was merged into another never completes, and its address now serves this write.
-        if known.is_some() {
-            let _ = REQUESTS.remove(request);
+        if REQUESTS.get_ptr(address).is_some() {
+            let _ = REQUESTS.remove(address);
         }
         return;
     }
     // SAFETY: a helper without preconditions.
     let issued_ns = unsafe { bpf_ktime_get_ns() };
-    match known {
-        // SAFETY: the request is in flight, so its entry lives; a request is issued by one CPU at a time.
-        Some(known) => unsafe { (*known).issued_ns = issued_ns },
-        None => follow(request, Request { queued_ns: 0, issued_ns, done_bytes: 0 }),
+    if REQUESTS.get_ptr(address).is_none() {
+        follow(address, Request { asked_offset: OFFSET_OF_FILE_POSITION, ..Request::default() });
     }
+    let Some(request) = REQUESTS.get_ptr_mut(address) else { return };
+    // SAFETY: the request is in flight, so its entry lives; a request is issued by one CPU at a time.
+    let request = unsafe { &mut *request };
+    let is_again = request.issued_ns != 0;
+    request.issued_ns = issued_ns;
+    if is_again {
+        count(Counter::Requeued);
+        return;
+    }
+    // Only now are its bytes final: until here, others may have been merged into it.
+    request.sector = REQUEST_SECTOR.read(address).unwrap_or(0);
+    request.device = device_of(address).unwrap_or(0);
+    let _ = name_file(address, request);
+    if let Some(group) = device_group(request.device) {
+        add(&raw mut group.depth, 1);
+        let depth = &raw const group.depth;
+        // SAFETY: an aligned u64 of a map value.
+        raise(&raw mut group.most_depth, unsafe { depth.read_volatile() });
+    }
+}
+
+/// Says which file the request's pages belong to, and where: as long as the last bio of those that were merged lies as
+/// far into the same file as into the device, all between them is taken to be of it, too.
+#[inline(always)]
+fn name_file(address: u64, request: &mut Request) -> Option<()> {
+    let first: u64 = REQUEST_BIO.read(address)?;
+    let last: u64 = REQUEST_BIOTAIL.read(address)?;
+    let place = files::place_of(first)?;
+    // The device's own pages hold the file system's metadata.
+    if !files::is_regular(place.inode)? {
+        return None;
+    }
+    request.file = files::id_of(place.inode)?;
+    request.offset = place.offset;
+    request.file_bytes = REQUEST_DATA_LEN.read(address)?;
+    if last == first {
+        return Some(());
+    }
+    let sectors = BIO_SECTOR.read::<u64>(last)?.wrapping_sub(BIO_SECTOR.read::<u64>(first)?);
+    let follows = files::place_of(last).is_some_and(|end| {
+        end.inode == place.inode && end.offset.wrapping_sub(place.offset) == sectors * SECTOR_BYTES
+    });
+    if !follows {
+        request.file_bytes = BIO_SIZE.read(first)?;
+        request.flags |= request_flags::MIXED;
+    }
+    Some(())
 }
 
 #[inline(always)]
@@ -66,6 +138,54 @@ fn follow(address: u64, request: Request) {
     }
 }
 
+/// A bio is merged into a request that there is already. Pages of the read's own file are recognised when that request is
+/// issued; what belongs to a read in another way (direct I/O) must be told here.
+#[inline(always)]
+pub fn merged_bio(args: &Args) {
+    let (tgid, tid) = process::current();
+    let Some(process) = process::of_cluster(tgid) else { return };
+    let bio = args.get(0);
+    if BIO_FLAGS.read::<u32>(bio).is_none_or(|flags| flags & REQ_OP_MASK != REQ_OP_READ) {
+        return;
+    }
+    let Some(begun) = process::current_read(process) else { return };
+    // SAFETY: the read is in the course of this very thread, so its entry lives.
+    let begun: &Begun = unsafe { &*begun };
+    if begun.flags & flags::DIRECT == 0 && files::place_of(bio).is_some() {
+        return;
+    }
+    let Some(device) = BIO_BDEV.read(bio).and_then(|bdev| number_of(BDEV_DISK.read(bdev)?)) else { return };
+    let read = ReadKey { start_ns: begun.start_ns, tid, reserved: 0 };
+    tell_merge(device, BIO_SECTOR.read(bio).unwrap_or(0), read);
+}
+
+/// A request is merged into another one, and ends with it.
+#[inline(always)]
+pub fn merged_request(args: &Args) {
+    let address = args.get(0);
+    let Some(request) = REQUESTS.get_ptr(address) else { return };
+    // SAFETY: the request is in the block layer, so its entry lives until it is removed below.
+    let request = unsafe { &*request };
+    if request.read.start_ns != 0
+        && let Some(device) = device_of(address)
+    {
+        tell_merge(device, REQUEST_SECTOR.read(address).unwrap_or(0), request.read);
+    }
+    let _ = REQUESTS.remove(address);
+}
+
+#[inline(always)]
+fn tell_merge(device: u32, sector: u64, read: ReadKey) {
+    let Some(mut entry) = RECORDS.reserve::<MergeRecord>(0) else {
+        count(Counter::RequestRecordLost);
+        return;
+    };
+    // SAFETY: a helper without preconditions.
+    let at_ns = unsafe { bpf_ktime_get_ns() };
+    entry.write(MergeRecord { kind: kind::MERGE, device, sector, at_ns, read });
+    entry.submit(0);
+}
+
 /// A request, or a part of it, completes (C).
 #[inline(always)]
 pub fn completed(args: &Args) {
@@ -73,33 +193,68 @@ pub fn completed(args: &Args) {
     let Some(request) = REQUESTS.get_ptr_mut(address) else { return };
     // SAFETY: the request is in flight, so its entry lives; a request completes on one CPU at a time.
     let request = unsafe { &mut *request };
+    // SAFETY: a helper without preconditions.
+    let done_ns = unsafe { bpf_ktime_get_ns() };
     let part = args.get(2) & 0xffff_ffff;
     // `__data_len` still holds what is left, this part included (`blk_update_request`, `block/blk-mq.c`).
     let left = REQUEST_DATA_LEN.read::<u32>(address).map_or(0, u64::from);
-    request.done_bytes += part;
-    if part < left {
+    let is_last = part >= left;
+    if request.issued_ns != 0 {
+        let has_failed = args.get(1) & 0xff != 0;
+        tell(request, done_ns, part as u32, !is_last, has_failed);
+        request.done_bytes += part;
+        if is_last {
+            add_to_device(request, done_ns);
+        }
+    }
+    if is_last {
+        let _ = REQUESTS.remove(address);
+    }
+}
+
+/// Tells userspace of a completed part, if a read of the cluster may have waited for it.
+#[inline(always)]
+fn tell(request: &Request, done_ns: u64, bytes: u32, is_part: bool, has_failed: bool) {
+    if request.flags & request_flags::CLUSTER == 0 && request.file.inode == 0 {
         return;
     }
-    // SAFETY: a helper without preconditions.
-    let done_ns = unsafe { bpf_ktime_get_ns() };
-    if request.issued_ns != 0
-        && let Some(device) = device_of(address)
-        && let Some(group) = device_group(device)
-    {
-        add(&raw mut group.requests, 1);
-        add(&raw mut group.bytes, request.done_bytes);
-        if request.queued_ns != 0 {
-            add_latency(&mut group.queue, request.issued_ns.saturating_sub(request.queued_ns));
-        }
-        add_latency(&mut group.service, done_ns.saturating_sub(request.issued_ns));
+    let Some(mut entry) = RECORDS.reserve::<RequestRecord>(0) else {
+        count(Counter::RequestRecordLost);
+        return;
+    };
+    let part = if is_part { request_flags::PART } else { 0 };
+    let failed = if has_failed { request_flags::FAILED } else { 0 };
+    let flags = request.flags | part | failed;
+    let request = Request { flags, ..*request };
+    entry.write(RequestRecord { kind: kind::REQUEST, bytes, done_ns, start: request.done_bytes, request });
+    entry.submit(0);
+}
+
+#[inline(always)]
+fn add_to_device(request: &Request, done_ns: u64) {
+    let Some(group) = device_group(request.device) else { return };
+    add(&raw mut group.depth, 1_u64.wrapping_neg());
+    add(&raw mut group.requests, 1);
+    add(&raw mut group.bytes, request.done_bytes);
+    if request.flags & request_flags::CLUSTER != 0 {
+        add(&raw mut group.cluster_requests, 1);
+        add(&raw mut group.cluster_bytes, request.done_bytes);
     }
-    let _ = REQUESTS.remove(address);
+    if request.queued_ns != 0 {
+        add_latency(&mut group.queue, request.issued_ns.saturating_sub(request.queued_ns));
+    }
+    add_latency(&mut group.service, done_ns.saturating_sub(request.issued_ns));
+    add_latency(&mut group.sizes, request.done_bytes);
 }
 
 /// The disk's number as the kernel encodes it (`MKDEV`, `include/linux/kdev_t.h`).
 #[inline(always)]
 fn device_of(request: u64) -> Option<u32> {
-    let disk: u64 = QUEUE_DISK.read(REQUEST_QUEUE.read(request)?)?;
+    number_of(QUEUE_DISK.read(REQUEST_QUEUE.read(request)?)?)
+}
+
+#[inline(always)]
+fn number_of(disk: u64) -> Option<u32> {
     let major: u32 = DISK_MAJOR.read(disk)?;
     let first_minor: u32 = DISK_FIRST_MINOR.read(disk)?;
     Some((major << 20) | first_minor)

@@ -17,6 +17,8 @@ pub struct Ended {
     pub executor_tgid: u32,
     /// Thread that executed it; 0 when not known.
     pub executor_tid: u32,
+    /// As in [`ReadRecord`].
+    pub run_delay_ns: u64,
     /// Bytes, or a negative errno.
     pub result: i64,
 }
@@ -41,6 +43,7 @@ pub fn read(begun: &Begun, ended: &Ended) {
         executor_tgid: ended.executor_tgid,
         executor_tid: ended.executor_tid,
         reserved: 0,
+        run_delay_ns: ended.run_delay_ns,
         end_ns,
         result: ended.result,
         begun: *begun,
@@ -87,19 +90,23 @@ fn group(key: &GroupKey) -> Option<&'static mut Group> {
 #[inline(always)]
 pub fn add_latency(histogram: &mut Histogram, nanos: u64) {
     add(&raw mut histogram.sum_ns, nanos);
-    let max = &raw mut histogram.max_ns;
-    // SAFETY: an aligned u64 of a map value.
-    if nanos > unsafe { max.read_volatile() } {
-        // Two CPUs with a new maximum at the same moment may keep the smaller one: unless records are lost, the
-        // records tell the true one.
-        // SAFETY: as above.
-        unsafe { max.write_volatile(nanos) };
-    }
+    raise(&raw mut histogram.max_ns, nanos);
     if let Some(count) =
         histogram.counts.get_mut(atomic::opaque(bucket_of(nanos) as u64) as usize & (BUCKETS - 1))
     {
         // SAFETY: an aligned u32 of a map value.
         unsafe { atomic::add_u32(count, 1) };
+    }
+}
+
+/// Raises a maximum. Two CPUs with a new one at the same moment may keep the smaller: unless records are lost, the
+/// records tell the true one.
+#[inline(always)]
+pub fn raise(most: *mut u64, value: u64) {
+    // SAFETY: callers pass an aligned u64 of a map value.
+    if value > unsafe { most.read_volatile() } {
+        // SAFETY: as above.
+        unsafe { most.write_volatile(value) };
     }
 }
 

@@ -1,9 +1,9 @@
 //! Finding PostgreSQL's I/O handle from what a system call or an io_uring request carries, and validating it.
 
 use aya_ebpf::helpers::bpf_probe_read_user_buf;
-use pgiotrace_ebpf::{Cluster, Counter, HandleUse, handle};
+use pgiotrace_ebpf::{Begun, Cluster, Counter, HandleUse, flags, handle};
 
-use crate::counters::count;
+use crate::{counters::count, maps::STAGED};
 
 /// What the caller knows of the I/O; a handle that disagrees is not its handle.
 pub struct Expected {
@@ -67,13 +67,34 @@ pub fn io_id_of_iovec(cluster: &Cluster, address: u64) -> Option<u32> {
     Some((distance / size) as u32)
 }
 
+/// A validated handle.
+pub struct Validated {
+    /// What it says.
+    pub handle: HandleUse,
+    /// Offset in the segment file.
+    pub offset: u64,
+}
+
+impl Validated {
+    /// Fills in what the handle says of a read.
+    #[inline(always)]
+    pub fn describe(self, begun: &mut Begun, cluster: &Cluster) {
+        begun.offset = self.offset;
+        if cluster.block_bytes != 0 {
+            begun.length = u64::from(self.handle.blocks) * u64::from(cluster.block_bytes);
+        }
+        begun.handle = self.handle;
+        begun.flags |= flags::HANDLE;
+    }
+}
+
 /// Reads a handle and accepts it only if it describes the very read that the caller sees.
 ///
 /// A handle whose read is being executed is in the state SUBMITTED (`pgaio_io_prepare_submit`,
 /// `src/backend/storage/aio/aio.c`), and holds the executing process's own descriptor
 /// (`pgaio_io_reopen` in an io worker).
 #[inline(always)]
-pub fn validate(cluster: &Cluster, io_id: u32, expected: &Expected) -> Option<HandleUse> {
+pub fn validate(cluster: &Cluster, io_id: u32, expected: &Expected) -> Option<Validated> {
     let address = cluster.handles + u64::from(io_id) * handle::SIZE as u64;
     let mut bytes = Bytes([0; handle::SIZE]);
     // SAFETY: the helper checks the address itself and fails for what is not resident.
@@ -96,7 +117,7 @@ pub fn validate(cluster: &Cluster, io_id: u32, expected: &Expected) -> Option<Ha
         count(Counter::CandidateRejected);
         return None;
     }
-    Some(HandleUse {
+    let handle = HandleUse {
         generation: bytes.u64(handle::GENERATION),
         io_id,
         owner_proc_number: bytes.u32(handle::OWNER_PROCNO) as i32,
@@ -109,5 +130,18 @@ pub fn validate(cluster: &Cluster, io_id: u32, expected: &Expected) -> Option<Ha
         is_temp: bytes.0[handle::IS_TEMP] & 1,
         flags: bytes.0[handle::FLAGS],
         reserved: 0,
-    })
+    };
+    Some(Validated { handle, offset: bytes.u64(handle::OFFSET) })
+}
+
+/// When the owner handed a read over to its executor; 0 when that is not known.
+#[inline(always)]
+pub fn staged_ns(begun: &Begun) -> u64 {
+    if begun.flags & flags::HANDLE == 0 {
+        return 0;
+    }
+    match STAGED.get(begun.handle.io_id) {
+        Some(staged) if staged.generation == begun.handle.generation => staged.at_ns,
+        _ => 0,
+    }
 }

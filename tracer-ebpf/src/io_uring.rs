@@ -1,10 +1,11 @@
 //! Reads through io_uring: from the submission to the completion of the request.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
-use pgiotrace_ebpf::{Begun, Counter, OFFSET_OF_FILE_POSITION, flags};
+use pgiotrace_ebpf::{Begun, Counter, NOT_KNOWN, OFFSET_OF_FILE_POSITION, flags};
 
 use crate::{
     counters::count,
+    files,
     finish::{self, Ended},
     handles::{self, Expected},
     kernel::{self, Args, KIOCB_FD, KIOCB_OPCODE, KIOCB_USER_DATA},
@@ -44,9 +45,8 @@ pub fn submit(args: &Args) {
     {
         let expected = Expected { fd: begun.fd, offset: None, iov_length: None, length: None };
         match handles::validate(cluster, io_id, &expected) {
-            Some(handle) if proc_number < 0 || handle.owner_proc_number == proc_number => {
-                begun.handle = handle;
-                begun.flags |= flags::HANDLE;
+            Some(found) if proc_number < 0 || found.handle.owner_proc_number == proc_number => {
+                found.describe(&mut begun, cluster);
             }
             Some(_) => {
                 count(Counter::CandidateRejected);
@@ -55,8 +55,15 @@ pub fn submit(args: &Args) {
             None => begun.flags |= flags::HANDLE_REJECTED,
         }
     }
+    if files::describe(&mut begun).is_none() {
+        count(Counter::FileUnreadable);
+    }
+    begun.run_delay_ns = process::run_delay();
+    begun.staged_ns = handles::staged_ns(&begun);
     // SAFETY: a helper without preconditions.
     begun.start_ns = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: a live map value, and only its own thread changes this member.
+    unsafe { (*process).submitting = request };
     count(Counter::Begun);
     if IO_URING_READS.insert(request, begun, 0).is_err() {
         count(Counter::TableFull);
@@ -101,6 +108,10 @@ fn complete(request: u64, begun: &Begun, result: i32) {
         _ if tgid == begun.caller_tgid && tid != tgid => tid,
         _ => 0,
     };
-    finish::read(begun, &Ended { executor_tgid: begun.caller_tgid, executor_tid, result: i64::from(result) });
+    // Only of the thread that submitted it is the delay at the start known.
+    let run_delay_ns =
+        if tid == begun.caller_tgid { process::run_delay_since(begun.run_delay_ns) } else { NOT_KNOWN };
+    let executor_tgid = begun.caller_tgid;
+    finish::read(begun, &Ended { executor_tgid, executor_tid, run_delay_ns, result: i64::from(result) });
     let _ = IO_URING_READS.remove(request);
 }

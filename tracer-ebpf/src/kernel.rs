@@ -65,6 +65,26 @@ pub fn read<T>(address: u64) -> Option<T> {
     unsafe { bpf_probe_read_kernel(address as *const T) }.ok()
 }
 
+/// What userspace knows of the running kernel beside offsets.
+pub struct Setting(Global<u32>);
+
+impl Setting {
+    const fn unset() -> Self {
+        Self(Global::new(0))
+    }
+
+    /// Its value; 0 when userspace could not tell.
+    #[inline(always)]
+    pub fn get(&self) -> u64 {
+        u64::from(self.0.load())
+    }
+}
+
+#[unsafe(no_mangle)]
+pub static PAGE_STRUCT_BYTES: Setting = Setting::unset();
+#[unsafe(no_mangle)]
+pub static PAGE_BYTES: Setting = Setting::unset();
+
 macro_rules! offsets {
     ($($name:ident),* $(,)?) => {
         $(#[unsafe(no_mangle)] pub static $name: Offset = Offset::unresolved();)*
@@ -76,4 +96,8 @@ offsets! {
     INODE_MODE, INODE_INO, INODE_GENERATION, INODE_SB, SB_DEV,
     KIOCB_OPCODE, KIOCB_USER_DATA, KIOCB_FD,
     REQUEST_CMD_FLAGS, REQUEST_DATA_LEN, REQUEST_QUEUE, QUEUE_DISK, DISK_MAJOR, DISK_FIRST_MINOR,
+    TASK_FLAGS, TASK_RUN_DELAY, FILE_FLAGS,
+    REQUEST_SECTOR, REQUEST_BIO, REQUEST_BIOTAIL,
+    BIO_BDEV, BIO_FLAGS, BIO_SECTOR, BIO_SIZE, BIO_INDEX, BIO_DONE, BIO_VECTOR, BDEV_DISK,
+    VECTOR_PAGE, VECTOR_OFFSET, PAGE_COMPOUND_HEAD, FOLIO_MAPPING, FOLIO_INDEX, MAPPING_HOST,
 }

@@ -30,7 +30,9 @@ pub mod maps {
     pub const DEVICES: &str = "DEVICES";
     /// [`super::Counter`] → u64, per CPU.
     pub const COUNTERS: &str = "COUNTERS";
-    /// Ring buffer of [`super::ReadRecord`] and [`super::ProcessRecord`].
+    /// Number of the handle → [`super::Staged`]: batches that owners have submitted. Filled with `--pg-probes` only.
+    pub const STAGED: &str = "STAGED";
+    /// Ring buffer of records, each of which begins with its [`super::kind`].
     pub const RECORDS: &str = "RECORDS";
 }
 
@@ -40,7 +42,7 @@ pub mod globals {
     pub const ABSENT: u32 = u32::MAX;
 
     /// (global in the kernel object, structure, path of members) of every offset that the kernel side needs.
-    pub const OFFSETS: [(&str, &str, &str); 20] = [
+    pub const OFFSETS: [(&str, &str, &str); 40] = [
         ("TASK_TGID", "task_struct", "tgid"),
         ("TASK_FILES", "task_struct", "files"),
         ("FILES_FDT", "files_struct", "fdt"),
@@ -61,8 +63,36 @@ pub mod globals {
         ("QUEUE_DISK", "request_queue", "disk"),
         ("DISK_MAJOR", "gendisk", "major"),
         ("DISK_FIRST_MINOR", "gendisk", "first_minor"),
+        ("TASK_FLAGS", "task_struct", "flags"),
+        ("TASK_RUN_DELAY", "task_struct", "sched_info.run_delay"),
+        ("FILE_FLAGS", "file", "f_flags"),
+        ("REQUEST_SECTOR", "request", "__sector"),
+        ("REQUEST_BIO", "request", "bio"),
+        ("REQUEST_BIOTAIL", "request", "biotail"),
+        ("BIO_BDEV", "bio", "bi_bdev"),
+        ("BIO_FLAGS", "bio", "bi_opf"),
+        ("BIO_SECTOR", "bio", "bi_iter.bi_sector"),
+        ("BIO_SIZE", "bio", "bi_iter.bi_size"),
+        ("BIO_INDEX", "bio", "bi_iter.bi_idx"),
+        ("BIO_DONE", "bio", "bi_iter.bi_bvec_done"),
+        ("BIO_VECTOR", "bio", "bi_io_vec"),
+        ("BDEV_DISK", "block_device", "bd_disk"),
+        ("VECTOR_PAGE", "bio_vec", "bv_page"),
+        ("VECTOR_OFFSET", "bio_vec", "bv_offset"),
+        ("PAGE_COMPOUND_HEAD", "page", "compound_head"),
+        ("FOLIO_MAPPING", "folio", "mapping"),
+        ("FOLIO_INDEX", "folio", "index"),
+        ("MAPPING_HOST", "address_space", "host"),
     ];
+
+    /// Global: bytes of a `struct page`.
+    pub const PAGE_STRUCT_BYTES: &str = "PAGE_STRUCT_BYTES";
+    /// Global: bytes of a page of memory.
+    pub const PAGE_BYTES: &str = "PAGE_BYTES";
 }
+
+/// A time that is not known.
+pub const NOT_KNOWN: u64 = u64::MAX;
 
 /// [`Begun::offset`] of a call that names none (`read`, `readv`).
 pub const OFFSET_OF_FILE_POSITION: u64 = u64::MAX;
@@ -105,6 +135,72 @@ pub struct Cluster {
 pub struct Process {
     /// Its `MyProcNumber`, -1 until it has one.
     pub proc_number: i32,
+    /// [`wait`]: the system call that it is inside of, if that is one which may wait.
+    pub wait: u32,
+    /// When that call began, `CLOCK_MONOTONIC` nanoseconds.
+    pub wait_start_ns: u64,
+    /// The `io_kiocb` that its `io_uring_enter` is submitting; 0: none.
+    pub submitting: u64,
+    /// The use of a handle for which it waits, as `pgaio_wref_wait` said last: known with `--pg-probes` only.
+    pub awaited_generation: u64,
+    /// Number of that handle.
+    pub awaited_io_id: u32,
+    /// Explicit padding.
+    pub reserved: u32,
+}
+
+/// System calls in which a process may wait: [`Process::wait`], [`WaitRecord::wait`].
+pub mod wait {
+    /// None.
+    pub const NONE: u32 = 0;
+    /// `epoll_wait` and its relatives: a latch, a client, a condition variable.
+    pub const EPOLL: u32 = 1;
+    /// `io_uring_enter`: it submits, or waits for completions, or both.
+    pub const IO_URING: u32 = 2;
+}
+
+/// When the owner of a handle's use handed it to the executor ([`maps::STAGED`]).
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Staged {
+    /// `PgAioHandle.generation`.
+    pub generation: u64,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub at_ns: u64,
+}
+
+/// A file, told from all others that there are or were.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId {
+    /// Inode number; 0: not known.
+    pub inode: u64,
+    /// `super_block.s_dev` of the inode (kernel encoding: major << 20 | minor).
+    pub device: u32,
+    /// `inode.i_generation`, so that a reused inode number is not mistaken for the old file.
+    pub generation: u32,
+}
+
+/// A read, told from all others: who began it, and when.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReadKey {
+    /// [`Begun::start_ns`]; 0: no read.
+    pub start_ns: u64,
+    /// Thread that began it.
+    pub tid: u32,
     /// Explicit padding.
     pub reserved: u32,
 }
@@ -157,12 +253,12 @@ pub struct Begun {
     pub offset: u64,
     /// Bytes asked for; 0 when only the result tells.
     pub length: u64,
-    /// Inode number, when there is no handle.
-    pub inode: u64,
-    /// `super_block.s_dev` of that inode (kernel encoding: major << 20 | minor).
-    pub device: u32,
-    /// `inode.i_generation`, so that a reused inode number is not mistaken for the old file.
-    pub inode_generation: u32,
+    /// Its file.
+    pub file: FileId,
+    /// When its owner handed it over ([`Staged`]); 0: not known.
+    pub staged_ns: u64,
+    /// How long the thread that began it had ever been ready to run without a processor (`sched_info.run_delay`).
+    pub run_delay_ns: u64,
     /// File descriptor in the executing process; -1 when not known.
     pub fd: i32,
     /// TGID that called the kernel: the executor of a system call, the submitter of an io_uring request.
@@ -185,6 +281,22 @@ pub mod flags {
     pub const IO_URING: u32 = 4;
     /// Handed to an io-wq thread.
     pub const PUNTED: u32 = 8;
+    /// The file is open for direct I/O.
+    pub const DIRECT: u32 = 16;
+}
+
+/// Bits of [`RequestRecord::flags`].
+pub mod request_flags {
+    /// A kernel thread queued it: the block layer, or a device above this one, had held it back.
+    pub const HELD: u32 = 1;
+    /// A process of the cluster queued it.
+    pub const CLUSTER: u32 = 2;
+    /// Its first bytes only are of the file that is named: pages of others, or of elsewhere, were merged behind them.
+    pub const MIXED: u32 = 4;
+    /// More parts of the same request follow.
+    pub const PART: u32 = 8;
+    /// It failed.
+    pub const FAILED: u32 = 16;
 }
 
 /// Kind of a record in the ring: the first four bytes of each.
@@ -195,6 +307,12 @@ pub mod kind {
     pub const FORK: u32 = 2;
     /// [`super::ProcessRecord`]: a process of the cluster ended.
     pub const EXIT: u32 = 3;
+    /// [`super::RequestRecord`].
+    pub const REQUEST: u32 = 4;
+    /// [`super::MergeRecord`].
+    pub const MERGE: u32 = 5;
+    /// [`super::WaitRecord`].
+    pub const WAIT: u32 = 6;
 }
 
 /// A read that has ended.
@@ -213,6 +331,9 @@ pub struct ReadRecord {
     pub executor_tid: u32,
     /// Explicit padding.
     pub reserved: u32,
+    /// How long the executing thread was ready to run during the read, but had no processor; [`NOT_KNOWN`] where
+    /// that cannot be told.
+    pub run_delay_ns: u64,
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub end_ns: u64,
     /// Bytes, or a negative errno.
@@ -302,9 +423,100 @@ pub struct Request {
     pub issued_ns: u64,
     /// Bytes completed so far: a request may complete in parts.
     pub done_bytes: u64,
+    /// First sector (of 512 bytes) on the disk.
+    pub sector: u64,
+    /// The read in whose course it was queued.
+    pub read: ReadKey,
+    /// Offset that this read asks for; [`OFFSET_OF_FILE_POSITION`] when not known.
+    pub asked_offset: u64,
+    /// Bytes that it asks for.
+    pub asked_length: u64,
+    /// File that the first page belongs to; all 0: no page of a file (direct I/O).
+    pub file: FileId,
+    /// Offset in that file.
+    pub offset: u64,
+    /// Bytes of the file from there on.
+    pub file_bytes: u32,
+    /// Disk (kernel encoding: major << 20 | minor).
+    pub device: u32,
+    /// TGID that queued it.
+    pub submitter_tgid: u32,
+    /// Bits of [`request_flags`].
+    pub flags: u32,
+    /// TGID of the owner of that read; 0 when not known.
+    pub owner_tgid: u32,
+    /// Explicit padding.
+    pub reserved: u32,
 }
 
-/// Read requests of one device, whoever wanted them.
+/// A read request that a device has completed, or a part of one.
+///
+/// There is one for every request that a process of the cluster queued, and for every other one whose pages belong to
+/// a file: a read may wait for what somebody else has asked for.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestRecord {
+    /// [`kind::REQUEST`].
+    pub kind: u32,
+    /// Bytes of this part.
+    pub bytes: u32,
+    /// Completed, `CLOCK_MONOTONIC` nanoseconds.
+    pub done_ns: u64,
+    /// Where this part begins, counted from the start of the request, bytes.
+    pub start: u64,
+    /// What is known of the request.
+    pub request: Request,
+}
+
+/// In the course of a read, pages that are not of its file were merged into a request that there was already.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MergeRecord {
+    /// [`kind::MERGE`].
+    pub kind: u32,
+    /// Disk (kernel encoding: major << 20 | minor).
+    pub device: u32,
+    /// First sector (of 512 bytes).
+    pub sector: u64,
+    /// Merged, `CLOCK_MONOTONIC` nanoseconds.
+    pub at_ns: u64,
+    /// The read.
+    pub read: ReadKey,
+}
+
+/// A process of the cluster was inside a system call in which it may have waited.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WaitRecord {
+    /// [`kind::WAIT`].
+    pub kind: u32,
+    /// The process.
+    pub tgid: u32,
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+    /// [`Process::awaited_generation`].
+    pub awaited_generation: u64,
+    /// [`Process::awaited_io_id`].
+    pub awaited_io_id: u32,
+    /// One of [`wait`].
+    pub wait: u32,
+}
+
+/// Read requests of one device.
 #[repr(C)]
 #[cfg_attr(
     feature = "user",
@@ -312,20 +524,39 @@ pub struct Request {
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceGroup {
-    /// Completed requests.
+    /// Completed requests, whoever wanted them.
     pub requests: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Of the requests: those that processes of the cluster queued.
+    pub cluster_requests: u64,
+    /// Their bytes.
+    pub cluster_bytes: u64,
+    /// Requests that are issued and not completed.
+    pub depth: u64,
+    /// Most requests that were so at once; of two new maxima at the same moment the smaller may be kept.
+    pub most_depth: u64,
     /// Queued to issued.
     pub queue: Histogram,
     /// Issued to completed.
     pub service: Histogram,
+    /// Bytes of the requests, in place of nanoseconds.
+    pub sizes: Histogram,
 }
 
 impl DeviceGroup {
     /// Nothing yet.
-    pub const EMPTY: Self =
-        Self { requests: 0, bytes: 0, queue: Histogram::EMPTY, service: Histogram::EMPTY };
+    pub const EMPTY: Self = Self {
+        requests: 0,
+        bytes: 0,
+        cluster_requests: 0,
+        cluster_bytes: 0,
+        depth: 0,
+        most_depth: 0,
+        queue: Histogram::EMPTY,
+        service: Histogram::EMPTY,
+        sizes: Histogram::EMPTY,
+    };
 }
 
 /// Indexes of the counters that the kernel side keeps per CPU.
@@ -358,21 +589,35 @@ pub enum Counter {
     FileUnreadable = 11,
     /// Requests or devices that their tables had no room for.
     RequestsFull = 12,
+    /// Request or merge records that the ring had no room for.
+    RequestRecordLost = 13,
+    /// Wait records that the ring had no room for.
+    WaitRecordLost = 14,
+    /// Requests that were issued again, because the driver gave them back.
+    Requeued = 15,
+    /// Traps into the probes of `--pg-probes`.
+    ProbeTraps = 16,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: u32 = 13;
+pub const COUNTER_COUNT: u32 = 17;
 
 const _: () = {
     assert!(size_of::<Cluster>() == 48);
-    assert!(size_of::<Process>() == 8);
+    assert!(size_of::<Process>() == 40);
+    assert!(size_of::<Staged>() == 16);
+    assert!(size_of::<FileId>() == 16);
+    assert!(size_of::<ReadKey>() == 16);
     assert!(size_of::<HandleUse>() == 40);
-    assert!(size_of::<Begun>() == 96);
-    assert!(size_of::<ReadRecord>() == 128);
+    assert!(size_of::<Begun>() == 112);
+    assert!(size_of::<ReadRecord>() == 152);
     assert!(size_of::<ProcessRecord>() == 16);
     assert!(size_of::<GroupKey>() == 12);
-    assert!(size_of::<Request>() == 24);
+    assert!(size_of::<Request>() == 112);
+    assert!(size_of::<RequestRecord>() == 136);
+    assert!(size_of::<MergeRecord>() == 40);
+    assert!(size_of::<WaitRecord>() == 40);
     assert!(size_of::<Histogram>() == 16 + 4 * BUCKETS);
     assert!(size_of::<Group>() == 32 + size_of::<Histogram>());
-    assert!(size_of::<DeviceGroup>() == 16 + 2 * size_of::<Histogram>());
+    assert!(size_of::<DeviceGroup>() == 48 + 3 * size_of::<Histogram>());
 };

@@ -23,6 +23,7 @@
 mod atomic;
 mod block;
 mod counters;
+mod files;
 mod finish;
 mod handles;
 mod io_uring;
@@ -30,6 +31,7 @@ mod kernel;
 mod maps;
 mod process;
 mod syscall;
+mod waits;
 
 use aya_ebpf::{
     macros::{btf_tracepoint, raw_tracepoint},
@@ -78,6 +80,12 @@ programs! {
     block_issue, block_issue_raw => block::issued;
     /// `block_rq_complete(struct request *rq, blk_status_t error, unsigned int nr_bytes)`.
     block_done, block_done_raw => block::completed;
+    /// `block_bio_backmerge(struct bio *bio)`.
+    block_back_merge, block_back_merge_raw => block::merged_bio;
+    /// `block_bio_frontmerge(struct bio *bio)`.
+    block_front_merge, block_front_merge_raw => block::merged_bio;
+    /// `block_rq_merge(struct request *rq)`.
+    block_merge, block_merge_raw => block::merged_request;
 }
 
 /// The licence that the kernel asks for; the GPL part opens the helpers that read memory.

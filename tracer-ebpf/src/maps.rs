@@ -4,7 +4,7 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap, PerCpuArray, RingBuf},
 };
-use pgiotrace_ebpf::{Begun, COUNTER_COUNT, Cluster, DeviceGroup, Group, GroupKey, Process, Request};
+use pgiotrace_ebpf::{Begun, COUNTER_COUNT, Cluster, DeviceGroup, Group, GroupKey, Process, Request, Staged};
 
 #[map]
 pub static CLUSTER: Array<Cluster> = Array::with_max_entries(1, 0);
@@ -24,5 +24,7 @@ pub static GROUPS: HashMap<GroupKey, Group> = HashMap::with_max_entries(1024, 0)
 pub static DEVICES: HashMap<u32, DeviceGroup> = HashMap::with_max_entries(1024, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_COUNT, 0);
+#[map]
+pub static STAGED: Array<Staged> = Array::with_max_entries(1, 0);
 #[map]
 pub static RECORDS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);

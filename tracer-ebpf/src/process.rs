@@ -1,20 +1,65 @@
 //! Which processes belong to the traced cluster, and who owns which slot of PostgreSQL's process array.
 
-use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_user, generated::bpf_ktime_get_ns};
+use aya_ebpf::helpers::{
+    bpf_get_current_pid_tgid, bpf_probe_read_user,
+    generated::{bpf_get_current_task, bpf_ktime_get_ns},
+};
 use aya_log_ebpf::warn;
-use pgiotrace_ebpf::{Cluster, Counter, Process, ProcessRecord, kind};
+use pgiotrace_ebpf::{Begun, Cluster, Counter, NOT_KNOWN, Process, ProcessRecord, kind};
 
 use crate::{
     counters::count,
-    kernel::{Args, TASK_TGID},
-    maps::{CLUSTER, OWNERS, PROCESSES, RECORDS},
+    kernel::{Args, TASK_FLAGS, TASK_RUN_DELAY, TASK_TGID},
+    maps::{CLUSTER, IO_URING_READS, OWNERS, PROCESSES, RECORDS, SYSCALL_READS},
 };
+
+/// `PF_KTHREAD` (`include/linux/sched.h`).
+const PF_KTHREAD: u32 = 0x0020_0000;
 
 /// The current thread: (TGID, thread id).
 #[inline(always)]
 pub fn current() -> (u32, u32) {
     let both = bpf_get_current_pid_tgid();
     ((both >> 32) as u32, both as u32)
+}
+
+/// Whether the current thread is one of the kernel's own, which works for others.
+#[inline(always)]
+pub fn is_kernel_thread() -> bool {
+    // SAFETY: a helper without preconditions.
+    let task = unsafe { bpf_get_current_task() };
+    TASK_FLAGS.read::<u32>(task).is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+/// How long the current thread has ever been ready to run without a processor; [`NOT_KNOWN`] where the kernel does not
+/// keep it.
+#[inline(always)]
+pub fn run_delay() -> u64 {
+    // SAFETY: a helper without preconditions.
+    let task = unsafe { bpf_get_current_task() };
+    TASK_RUN_DELAY.read(task).unwrap_or(NOT_KNOWN)
+}
+
+/// How much longer that is than it was.
+#[inline(always)]
+pub fn run_delay_since(before: u64) -> u64 {
+    let now = run_delay();
+    if before == NOT_KNOWN || now == NOT_KNOWN { NOT_KNOWN } else { now.wrapping_sub(before) }
+}
+
+/// The read that the current thread, of this process of the cluster, is in: inside a system call, or submitting it.
+#[inline(always)]
+pub fn current_read(process: *mut Process) -> Option<*const Begun> {
+    let (tgid, tid) = current();
+    if let Some(begun) = SYSCALL_READS.get_ptr(tid) {
+        return Some(begun);
+    }
+    // SAFETY: a live map value.
+    let submitting = unsafe { (*process).submitting };
+    if tid != tgid || submitting == 0 {
+        return None;
+    }
+    IO_URING_READS.get_ptr(submitting)
 }
 
 /// The cluster's entry for a process; `None` for every process outside, after this one look-up.
@@ -70,7 +115,7 @@ pub fn fork(args: &Args) {
     if child == parent {
         return;
     }
-    let process = Process { proc_number: -1, reserved: 0 };
+    let process = Process { proc_number: -1, ..Process::default() };
     if PROCESSES.insert(child, process, 0).is_err() {
         count(Counter::ProcessesFull);
         warn!(args, "process {} is not followed: the set of processes is full", child);

@@ -2,20 +2,18 @@
 
 #[cfg(bpf_target_arch = "x86_64")]
 use aya_ebpf::bindings::pt_regs;
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_log_ebpf::debug;
-use pgiotrace_ebpf::{Begun, Cluster, Counter, HandleUse, OFFSET_OF_FILE_POSITION, flags};
+use pgiotrace_ebpf::{Begun, Cluster, Counter, OFFSET_OF_FILE_POSITION, flags, wait};
 
 use crate::{
     counters::count,
+    files,
     finish::{self, Ended},
-    handles::{self, Expected},
-    kernel::{
-        self, Args, FDTABLE_FD, FDTABLE_MAX_FDS, FILE_INODE, FILES_FDT, INODE_GENERATION, INODE_INO,
-        INODE_MODE, INODE_SB, SB_DEV, TASK_FILES,
-    },
+    handles::{self, Expected, Validated},
+    kernel::{self, Args},
     maps::SYSCALL_READS,
-    process,
+    process, waits,
 };
 
 /// System call numbers (`arch/x86/entry/syscalls/syscall_64.tbl`).
@@ -26,6 +24,10 @@ mod number {
     pub const READV: u64 = 19;
     pub const PREADV: u64 = 295;
     pub const PREADV2: u64 = 327;
+    pub const EPOLL_WAIT: u64 = 232;
+    pub const EPOLL_PWAIT: u64 = 281;
+    pub const IO_URING_ENTER: u64 = 426;
+    pub const EPOLL_PWAIT2: u64 = 441;
 }
 
 /// System call numbers (`include/uapi/asm-generic/unistd.h`).
@@ -36,11 +38,12 @@ mod number {
     pub const PREAD64: u64 = 67;
     pub const PREADV: u64 = 69;
     pub const PREADV2: u64 = 286;
+    /// Not on this processor.
+    pub const EPOLL_WAIT: u64 = u64::MAX;
+    pub const EPOLL_PWAIT: u64 = 22;
+    pub const IO_URING_ENTER: u64 = 426;
+    pub const EPOLL_PWAIT2: u64 = 441;
 }
-
-/// `S_IFMT` and `S_IFREG` (`include/uapi/linux/stat.h`).
-const S_IFMT: u16 = 0o170_000;
-const S_IFREG: u16 = 0o100_000;
 
 /// Registers that a callee preserves, so that a handle's address lives on in one of them across the system call.
 #[cfg(bpf_target_arch = "x86_64")]
@@ -70,13 +73,29 @@ const fn is_read(number: u64) -> bool {
     matches!(number, number::READ | number::PREAD64 | number::READV | number::PREADV | number::PREADV2)
 }
 
+/// What a system call other than a read may wait for: one of [`wait`].
+#[inline(always)]
+const fn may_wait(number: u64) -> u32 {
+    match number {
+        number::EPOLL_WAIT | number::EPOLL_PWAIT | number::EPOLL_PWAIT2 => wait::EPOLL,
+        number::IO_URING_ENTER => wait::IO_URING,
+        _ => wait::NONE,
+    }
+}
+
 /// A system call begins.
 #[inline(always)]
 pub fn enter(args: &Args) {
     let number = args.get(1);
-    if !is_read(number) {
-        return;
+    if is_read(number) {
+        enter_read(args, number);
+    } else if may_wait(number) != wait::NONE {
+        waits::begin(may_wait(number));
     }
+}
+
+#[inline(always)]
+fn enter_read(args: &Args, number: u64) {
     let (tgid, tid) = process::current();
     let Some(process) = process::of_cluster(tgid) else { return };
     let (Some(cluster), Some(regs)) = (process::cluster(), registers(args.get(0))) else {
@@ -101,14 +120,22 @@ pub fn enter(args: &Args) {
 #[inline(always)]
 pub fn exit(args: &Args) {
     let Some(number) = system_call_of(args.get(0)) else { return };
-    if !is_read(number) {
-        return;
+    if is_read(number) {
+        exit_read(args);
+    } else if may_wait(number) != wait::NONE {
+        waits::end();
     }
+}
+
+#[inline(always)]
+fn exit_read(args: &Args) {
     let (tgid, tid) = process::current();
     let Some(begun) = SYSCALL_READS.get_ptr(tid) else { return };
     // SAFETY: only this thread inserts and removes its own entry.
     let begun = unsafe { &*begun };
-    finish::read(begun, &Ended { executor_tgid: tgid, executor_tid: tid, result: args.get(1) as i64 });
+    let run_delay_ns = process::run_delay_since(begun.run_delay_ns);
+    let result = args.get(1) as i64;
+    finish::read(begun, &Ended { executor_tgid: tgid, executor_tid: tid, run_delay_ns, result });
     let _ = SYSCALL_READS.remove(tid);
 }
 
@@ -123,26 +150,25 @@ fn begin(cluster: &Cluster, call: &Call, regs: &Registers, tgid: u32, proc_numbe
         ..Begun::default()
     };
     let mut candidate = false;
-    if let Some(handle) = find_handle(cluster, call, regs, &mut candidate) {
-        begun.owner_tgid = if handle.owner_proc_number == proc_number {
-            tgid
-        } else {
-            process::owner_of(handle.owner_proc_number)
-        };
-        begun.handle = handle;
-        begun.flags = flags::HANDLE;
+    if let Some(found) = find_handle(cluster, call, regs, &mut candidate) {
+        let owner = found.handle.owner_proc_number;
+        begun.owner_tgid = if owner == proc_number { tgid } else { process::owner_of(owner) };
+        found.describe(&mut begun, cluster);
     } else {
         if candidate {
             begun.flags = flags::HANDLE_REJECTED;
         }
         begun.owner_tgid = tgid;
-        match describe_file(&mut begun) {
-            Some(true) => {}
-            Some(false) => return None,
-            // Followed all the same, as a read of an unknown file: nothing is lost silently.
-            None => count(Counter::FileUnreadable),
-        }
     }
+    match files::describe(&mut begun) {
+        Some(true) => {}
+        // A handle is always a file's: it was closed meanwhile, and the call will say so.
+        Some(false) if begun.flags & flags::HANDLE == 0 => return None,
+        // Followed all the same, as a read of an unknown file: nothing is lost silently.
+        Some(false) | None => count(Counter::FileUnreadable),
+    }
+    begun.run_delay_ns = process::run_delay();
+    begun.staged_ns = handles::staged_ns(&begun);
     // SAFETY: a helper without preconditions.
     begun.start_ns = unsafe { bpf_ktime_get_ns() };
     Some(begun)
@@ -153,7 +179,7 @@ fn begin(cluster: &Cluster, call: &Call, regs: &Registers, tgid: u32, proc_numbe
 /// `pgaio_io_perform_synchronously` (`src/backend/storage/aio/aio_io.c`) keeps the handle's address across
 /// `pg_preadv`; which register holds it is the compiler's choice, so all of them are tried.
 #[inline(always)]
-fn find_handle(cluster: &Cluster, call: &Call, regs: &Registers, candidate: &mut bool) -> Option<HandleUse> {
+fn find_handle(cluster: &Cluster, call: &Call, regs: &Registers, candidate: &mut bool) -> Option<Validated> {
     if cluster.handles == 0 || call.offset == OFFSET_OF_FILE_POSITION {
         return None;
     }
@@ -180,33 +206,6 @@ fn find_handle(cluster: &Cluster, call: &Call, regs: &Registers, candidate: &mut
     None
 }
 
-/// Adds inode and device of the call's file, and says whether it is a regular one; `None` when the kernel's structures
-/// cannot be read.
-#[inline(always)]
-fn describe_file(begun: &mut Begun) -> Option<bool> {
-    // SAFETY: a helper without preconditions.
-    let task = unsafe { bpf_get_current_task() };
-    let table: u64 = FILES_FDT.read(TASK_FILES.read(task)?)?;
-    let size: u32 = FDTABLE_MAX_FDS.read(table)?;
-    if begun.fd as u32 >= size {
-        // No descriptor: the call will say so.
-        return Some(false);
-    }
-    let files: u64 = FDTABLE_FD.read(table)?;
-    let file: u64 = kernel::read(files + u64::from(begun.fd as u32) * 8)?;
-    if file == 0 {
-        return Some(false);
-    }
-    let inode: u64 = FILE_INODE.read(file)?;
-    if INODE_MODE.read::<u16>(inode)? & S_IFMT != S_IFREG {
-        return Some(false);
-    }
-    begun.inode = INODE_INO.read(inode)?;
-    begun.inode_generation = INODE_GENERATION.read(inode)?;
-    begun.device = SB_DEV.read(INODE_SB.read(inode)?)?;
-    Some(true)
-}
-
 #[inline(always)]
 fn decode(number: u64, regs: &Registers) -> Call {
     let [fd, address, length, offset] = regs.arguments;
@@ -220,11 +219,10 @@ fn decode(number: u64, regs: &Registers) -> Call {
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn registers(address: u64) -> Option<Registers> {
-    let regs: pt_regs = kernel::read(address)?;
-    Some(Registers {
-        arguments: [regs.rdi, regs.rsi, regs.rdx, regs.r10],
-        preserved: [regs.rbx, regs.rbp, regs.r12, regs.r13, regs.r14, regs.r15],
-    })
+    // `struct pt_regs` (`arch/x86/include/asm/ptrace.h`): r15, r14, r13, r12, bp, bx; r11, r10, r9, r8, ax, cx, dx, si, di. Not
+    // read as a whole: it would take a third of the stack.
+    let [_r11, r10, _r9, _r8, _ax, _cx, dx, si, di] = kernel::read(address + 6 * 8)?;
+    Some(Registers { arguments: [di, si, dx, r10], preserved: kernel::read(address)? })
 }
 
 /// The number of the system call that is ending, from the registers saved at its start.

@@ -43,6 +43,9 @@ impl Describer {
     /// Hands a record over, behind what is new about it. Whether a process left.
     pub fn hand_over(&mut self, record: Record, sink: &mut impl FnMut(Event)) -> bool {
         match record {
+            Record::Request(record) => sink(Event::Request(record)),
+            Record::Merge(record) => sink(Event::Merge(record)),
+            Record::Wait(record) => sink(Event::Wait(record)),
             // Its title is not set yet; it is described at its first read.
             Record::Joined(_) => {}
             Record::Left(pid) => {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pgiotrace_ebpf::ReadRecord;
+use pgiotrace_ebpf::{FileId, ReadRecord};
 
 use super::FileFacts;
 use crate::{
@@ -26,17 +26,6 @@ const MOST_FILES: usize = 65_536;
 
 /// Files of a database that are open for a moment only (`relmapper.c`, `relcache.c`, `miscinit.c`).
 const MOMENTARY_FILES: [&str; 3] = ["PG_VERSION", "pg_filenode.map", "pg_internal.init"];
-
-/// A file, as the kernel tells it apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct FileId {
-    /// `super_block.s_dev`.
-    device: u32,
-    /// Inode number.
-    inode: u64,
-    /// Generation of the inode.
-    generation: u32,
-}
 
 /// Files of the server by inode.
 pub struct Files {
@@ -80,7 +69,7 @@ impl Files {
     /// so the inode is compared.
     pub fn look_up(&mut self, read: &ReadRecord) -> Arc<FileFacts> {
         let begun = &read.begun;
-        let id = FileId { device: begun.device, inode: begun.inode, generation: begun.inode_generation };
+        let id = begun.file;
         if let Some(facts) = self.known.get(&id) {
             return Arc::clone(facts);
         }

@@ -1,6 +1,9 @@
 //! The running machine as a source of events.
 
-use std::{fs, io, time::Duration};
+use std::{
+    fs, io,
+    time::{Duration, Instant},
+};
 
 use pgiotrace_ebpf::Cluster;
 use tokio::{
@@ -76,6 +79,8 @@ pub struct Live {
     is_stopped: bool,
     /// Events that arose outside [`Capture::next`].
     pending: Vec<Event>,
+    /// When all programs were attached.
+    attached: Instant,
     /// What the programs had run before the trace.
     programs_before: Option<u64>,
 }
@@ -187,6 +192,7 @@ impl Live {
             some_joined: false,
             is_stopped: false,
             pending: notes.into_iter().map(Event::Note).collect(),
+            attached: Instant::now(),
             programs_before,
         };
         live.pending.extend(processes.into_iter().map(Event::Process));
@@ -290,6 +296,8 @@ impl Capture for Live {
         // What happened since the last look belongs into the report as well.
         self.watch_server(sink)?;
         let programs_now = programs_ns(&self.kernel);
+        let are_requests_traced = self.kernel.traces_requests();
+        let duration_ns = u64::try_from(self.attached.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.kernel.detach();
         let Self { kernel, describer, .. } = &mut self;
         let totals = kernel
@@ -299,6 +307,8 @@ impl Capture for Live {
             .await?;
         self.finish_server_side(sink).await;
         Ok(Ending {
+            are_requests_traced,
+            duration_ns,
             device_names: totals
                 .devices
                 .iter()

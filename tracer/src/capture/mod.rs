@@ -12,7 +12,7 @@ pub mod sampler;
 
 use std::sync::Arc;
 
-use pgiotrace_ebpf::ReadRecord;
+use pgiotrace_ebpf::{MergeRecord, ReadRecord, RequestRecord, WaitRecord};
 
 use crate::{
     model::io::Subject,
@@ -27,6 +27,12 @@ use sampler::PgSample;
 pub enum Event {
     /// A read has ended.
     Read(SeenRead),
+    /// A device has completed a request; comes before the end of any read that waited for it.
+    Request(RequestRecord),
+    /// Pages of a read were merged into a request of others; comes before that request completes.
+    Merge(MergeRecord),
+    /// A process has left a system call in which it may have waited.
+    Wait(WaitRecord),
     /// Who a process is; comes before its first read.
     Process(ProcessInfo),
     /// A process of the cluster ended.
@@ -66,6 +72,10 @@ pub struct FileFacts {
 pub struct Ending {
     /// What the kernel counted.
     pub totals: Totals,
+    /// Whether every request was told that a read may have waited for, as far as the ring had room.
+    pub are_requests_traced: bool,
+    /// Length of the trace, nanoseconds.
+    pub duration_ns: u64,
     /// Devices by number (major << 20 | minor): the kernel's name.
     pub device_names: std::collections::HashMap<u32, String>,
     /// Run time of the kernel side's programs, nanoseconds; `None` unless the kernel measures it.

@@ -29,11 +29,21 @@ pub(super) struct Ended {
 impl Join {
     /// A process ended.
     pub(super) fn end_process(&mut self, incarnation: Incarnation) {
+        self.settle_exposure(incarnation);
         self.ended.kept.push_back(incarnation);
         if self.ended.kept.len() > KEPT
             && let Some(oldest) = self.ended.kept.pop_front()
         {
             self.fold(oldest);
+        }
+    }
+
+    /// Adds how much of its reading a process waited for to what it owned.
+    pub(super) fn settle_exposure(&mut self, incarnation: Incarnation) {
+        if let Some(exposure) = self.exposures.remove(incarnation)
+            && let Some(totals) = self.aggregate.owners.get_mut(&incarnation)
+        {
+            totals.add_exposure(&exposure.totals());
         }
     }
 

@@ -10,7 +10,7 @@ impl Filter {
     /// Whether a read passes; `None` while that depends on a name that is not known yet.
     pub(super) fn admits(&self, io: &Io, owner: Option<&Person>, name: Option<&Name>) -> Option<bool> {
         let passes_at_once =
-            self.min_latency.is_none_or(|shortest| u128::from(io.latency_ns) >= shortest.as_nanos())
+            self.min_latency.is_none_or(|shortest| u128::from(io.timing.latency_ns()) >= shortest.as_nanos())
                 && (self.pids.is_empty() || io.owner.is_some_and(|owner| self.pids.contains(&owner.0)));
         if !passes_at_once {
             return Some(false);

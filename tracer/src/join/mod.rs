@@ -1,16 +1,21 @@
 //! Join: events become attributed reads, and these the report. Pure: no I/O, so it is tested with made-up events.
 
+mod blocks;
 mod claims;
 mod ended;
+mod exposure;
 mod filter;
 mod people;
 mod reads;
 mod report;
+mod stages;
 #[cfg(test)]
 mod tests;
 mod uses;
 
 use std::collections::{HashMap, VecDeque};
+
+use pgiotrace_ebpf::FileId;
 
 use crate::{
     capture::{
@@ -22,12 +27,14 @@ use crate::{
     model::{
         StatReport, Window,
         aggregate::{Aggregate, FidelityCounts, Incarnation},
-        io::Io,
+        io::{Io, Subject, Timing},
     },
-    server::{aio::FIRST_AIO_MAJOR, discover::Server, facts::ServerFacts},
+    server::{Pid, aio::FIRST_AIO_MAJOR, discover::Server, facts::ServerFacts},
 };
+use blocks::Blocks;
 use claims::Claims;
 use ended::Ended;
+use exposure::Exposures;
 use people::People;
 use uses::Uses;
 
@@ -35,6 +42,9 @@ use uses::Uses;
 const MOST_WAITING: usize = 100_000;
 /// Reads whose names are awaited for a filter; beyond it, those that still are not known are left out.
 const MOST_DEFERRED: usize = 200_000;
+
+/// Files whose subject is remembered.
+const MOST_FILES: usize = 65_536;
 
 /// What `pg_filenode_relation` and `pg_database` say of a relation.
 #[derive(Debug, Clone, Default)]
@@ -63,6 +73,10 @@ pub struct Join {
     names: HashMap<RelationKey, Name>,
     uses: Uses,
     claims: Claims,
+    blocks: Blocks,
+    exposures: Exposures,
+    /// What each file is that was read.
+    files: HashMap<FileId, Subject>,
     /// Whether rows of `pg_aios` are to be expected.
     expects_aios: bool,
     aggregate: Aggregate,
@@ -70,7 +84,7 @@ pub struct Join {
     ends: Ends,
     ended: Ended,
     /// Reads without an owner, until the samples around them are in.
-    waiting: VecDeque<SeenRead>,
+    waiting: VecDeque<(SeenRead, Timing)>,
     /// Reads of which it is not known yet whether the filter takes them.
     deferred: VecDeque<(Io, Option<Incarnation>)>,
     /// Reads that passed the filter.
@@ -92,6 +106,9 @@ impl Join {
             names: HashMap::new(),
             uses: Uses::default(),
             claims: Claims::default(),
+            blocks: Blocks::default(),
+            exposures: Exposures::default(),
+            files: HashMap::new(),
             expects_aios,
             aggregate: Aggregate::default(),
             fidelity: FidelityCounts::default(),
@@ -115,6 +132,12 @@ impl Join {
     pub fn take(&mut self, event: Event) {
         match event {
             Event::Read(read) => self.take_read(read),
+            Event::Request(request) => self.blocks.add(&request),
+            Event::Merge(merge) => self.blocks.add_merge(merge),
+            Event::Wait(wait) => {
+                let owner = self.people.current(Pid(wait.tgid));
+                self.exposures.entry(owner).wait(&wait);
+            }
             Event::Process(process) => self.people.introduce(&process),
             Event::Left(pid) => {
                 let incarnation = self.people.current(pid);

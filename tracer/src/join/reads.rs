@@ -3,7 +3,7 @@
 use pgiotrace_ebpf::{OFFSET_OF_FILE_POSITION, flags};
 
 use super::{
-    Join, MOST_DEFERRED, MOST_WAITING, Name,
+    Join, MOST_DEFERRED, MOST_FILES, MOST_WAITING, Name,
     claims::{Candidates, Place, Span},
     uses::TracedUse,
 };
@@ -12,7 +12,7 @@ use crate::{
     model::{
         MOST_NANOS,
         aggregate::Incarnation,
-        io::{Executor, Fidelity, Io, Method, RelationFork, Subject},
+        io::{Executor, Fidelity, Io, Method, RelationFork, Stage, Subject, Timing},
     },
     server::{Pid, aio::FIRST_AIO_MAJOR},
 };
@@ -39,11 +39,14 @@ impl Join {
             self.compare_with_view(&read);
         }
         self.count_end(&read);
+        self.remember_file(&read);
+        // Now, while the requests that it may have waited for are remembered.
+        let timing = self.blocks.settle(&read.record);
         match self.ownership(&read) {
-            Ownership::Known(owner) => self.finish(&read, Some(owner), Fidelity::Exact),
-            Ownership::Contradictory => self.finish(&read, None, Fidelity::Unattributed),
+            Ownership::Known(owner) => self.finish(&read, timing, Some(owner), Fidelity::Exact),
+            Ownership::Contradictory => self.finish(&read, timing, None, Fidelity::Unattributed),
             Ownership::Elsewhere => {
-                self.waiting.push_back(read);
+                self.waiting.push_back((read, timing));
                 if self.waiting.len() > MOST_WAITING {
                     self.settle_oldest();
                 }
@@ -74,6 +77,14 @@ impl Join {
             && begun.offset != OFFSET_OF_FILE_POSITION
             && !matches!(read.subject(), Subject::Folder(_));
         if is_for_another { Ownership::Elsewhere } else { Ownership::Known(executor) }
+    }
+
+    /// Remembers what a file is, so that requests for it can be told apart. Most reads are of a known one.
+    fn remember_file(&mut self, read: &SeenRead) {
+        let file = read.record.begun.file;
+        if file.inode != 0 && !self.files.contains_key(&file) && self.files.len() < MOST_FILES {
+            self.files.insert(file, read.subject());
+        }
     }
 
     /// Compares a read with the rows of the view: by its handle, or else as one that a row may mean.
@@ -114,7 +125,7 @@ impl Join {
 
     /// Finds owners for the reads to which all claims are in.
     pub(super) fn settle_waiting(&mut self) {
-        while self.waiting.front().is_some_and(|oldest| self.claims.are_settled(oldest.record.end_ns)) {
+        while self.waiting.front().is_some_and(|(oldest, _)| self.claims.are_settled(oldest.record.end_ns)) {
             self.settle_oldest();
         }
     }
@@ -127,7 +138,7 @@ impl Join {
     }
 
     fn settle_oldest(&mut self) {
-        let Some(read) = self.waiting.pop_front() else { return };
+        let Some((read, timing)) = self.waiting.pop_front() else { return };
         let candidates = self.candidates(&read);
         let (owner, fidelity) = match candidates {
             Candidates::One(inner) => match self.people.outer(inner) {
@@ -137,7 +148,7 @@ impl Join {
             Candidates::Several => (None, Fidelity::Ambiguous),
             Candidates::None => (None, Fidelity::Unattributed),
         };
-        self.finish(&read, owner, fidelity);
+        self.finish(&read, timing, owner, fidelity);
     }
 
     fn candidates(&self, read: &SeenRead) -> Candidates {
@@ -152,7 +163,7 @@ impl Join {
     }
 
     /// Books a read whose owner is settled.
-    fn finish(&mut self, read: &SeenRead, owner: Option<Pid>, fidelity: Fidelity) {
+    fn finish(&mut self, read: &SeenRead, timing: Timing, owner: Option<Pid>, fidelity: Fidelity) {
         self.fidelity.add(fidelity);
         let executor = Pid(read.record.executor_tgid);
         let method = if read.record.begun.flags & flags::IO_URING != 0 {
@@ -175,7 +186,8 @@ impl Join {
             subject: read.subject(),
             blocks: self.blocks(read),
             bytes: u64::try_from(read.record.result).unwrap_or(0),
-            latency_ns: read.latency_ns(),
+            is_queue_full_fallback: method == Method::Sync && read.may_have_been_queued(),
+            timing,
         };
         let owner = owner.map(|owner| self.people.current(owner));
         self.book(io, owner);
@@ -198,6 +210,10 @@ impl Join {
     fn pass(&mut self, io: &Io, owner: Option<Incarnation>) {
         self.passed += 1;
         self.aggregate.add(io, owner);
+        if let Some(owner) = owner {
+            let waited_ns = io.timing.stages.get(Stage::PgQueue).unwrap_or(0);
+            self.exposures.entry(owner).read(io, io.timing.start_ns + waited_ns);
+        }
     }
 
     fn admits(&self, io: &Io, owner: Option<Incarnation>) -> Option<bool> {
@@ -265,7 +281,18 @@ impl Join {
     }
 }
 
+/// Flags of a handle whose read is executed by its owner by design: `PGAIO_HF_SYNCHRONOUS`, `PGAIO_HF_REFERENCES_LOCAL`
+/// (`src/include/storage/aio.h`).
+const EXECUTED_BY_OWNER: u8 = 1 | 2;
+
 impl SeenRead {
+    /// Whether an io worker could have executed it (`pgaio_worker_needs_synchronous_execution`,
+    /// `src/backend/storage/aio/method_worker.c`).
+    fn may_have_been_queued(&self) -> bool {
+        let begun = &self.record.begun;
+        begun.flags & flags::HANDLE != 0 && begun.handle.flags & EXECUTED_BY_OWNER == 0
+    }
+
     /// Nanoseconds from start to end.
     fn latency_ns(&self) -> u64 {
         self.record.end_ns.saturating_sub(self.record.begun.start_ns)

@@ -1,11 +1,14 @@
 //! From the join's sums to the report.
 
-use std::cmp::Reverse;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+};
 
-use pgiotrace_ebpf::Counter;
+use pgiotrace_ebpf::{Counter, DeviceGroup};
 
 use super::{
-    Join,
+    Join, blocks,
     ended::{Ended, Kind},
     people::Person,
 };
@@ -13,8 +16,9 @@ use crate::{
     capture::Ending,
     cli::Filter,
     model::{
-        Backend, Device, EndedBackends, FilterReport, IoWorker, KernelHistogram, Ledger, Overhead,
-        OwnerShare, Relation, STAT_SCHEMA, StatReport, Target, Window,
+        Backend, Bounds, Depth, Device, EndedBackends, FilterReport, FromDevice, IoSummary, IoWorker,
+        KernelHistogram, Ledger, Overhead, OwnerShare, Relation, RequestSizes, STAT_SCHEMA, Stages,
+        StatReport, Target, Users, Window,
         aggregate::{Incarnation, IoTotals, WorkerTotals},
         io::Subject,
     },
@@ -23,6 +27,19 @@ use crate::{
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
     let ledger = ledger(&join, ending);
+    for record in &ending.totals.waiting {
+        let owner = join.people.current(Pid(record.tgid));
+        join.exposures.entry(owner).wait(record);
+    }
+    for owner in join.exposures.owners() {
+        join.settle_exposure(owner);
+    }
+    let known = Known::of(&join, ending);
+    for (is_known, note) in [(known.requests, NO_REQUESTS), (known.waits, NO_WAITS)] {
+        if !is_known {
+            join.note(note.to_owned());
+        }
+    }
     for (counter, note) in COUNTED_NOTES {
         let count = ending.totals.counts.of(counter);
         if count > 0 {
@@ -39,18 +56,18 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         ledger,
         filter: filter(&join),
         overhead: overhead(ending, attach_ms),
-        backends: backends(&join),
-        ended_backends: ended_backends(&join),
-        io_workers: io_workers(&join, window.duration_s),
-        relations: relations(&join),
-        devices: devices(ending),
+        backends: backends(&join, known),
+        ended_backends: ended_backends(&join, known),
+        io_workers: io_workers(&join, known, window.duration_s),
+        relations: relations(&join, known, ending),
+        devices: devices(&join, known, ending),
         notes: std::mem::take(&mut join.notes),
         window,
     }
 }
 
 /// What the reader must know when the kernel side counted something, behind the count.
-const COUNTED_NOTES: [(Counter, &str); 3] = [
+const COUNTED_NOTES: [(Counter, &str); 4] = [
     (
         Counter::ProcessRecordLost,
         "starts or ends of processes found the ring full: reads of two processes with the same PID may stand together",
@@ -59,8 +76,59 @@ const COUNTED_NOTES: [(Counter, &str); 3] = [
         Counter::FileUnreadable,
         "reads are of files that could not be told, because the kernel's structures could not be read",
     ),
+    (
+        Counter::Requeued,
+        "block requests were issued again, because the driver gave them back: the last time counts",
+    ),
     (Counter::RequestsFull, "block requests found their table full, and are missing among the devices"),
 ];
+
+const NO_REQUESTS: &str = "where the reads' bytes came from and where their time went is not known: not every block request was seen";
+const NO_WAITS: &str = "exposed and hidden times are not known: not every wait was seen";
+
+/// What of the reads can be told.
+#[derive(Clone, Copy)]
+struct Known {
+    /// Which requests they waited for.
+    requests: bool,
+    /// When their owners waited.
+    waits: bool,
+    /// Whether io workers have a queue that can be full.
+    has_queue: Option<bool>,
+}
+
+impl Known {
+    fn of(join: &Join, ending: &Ending) -> Self {
+        let counts = &ending.totals.counts;
+        let are_reads_known = counts.ring_full() == 0;
+        let lost = counts.of(Counter::RequestRecordLost) + counts.of(Counter::RequestsFull);
+        let method = join.facts.as_ref().and_then(|facts| facts.io_method.as_deref());
+        Self {
+            requests: are_reads_known && ending.are_requests_traced && lost == 0,
+            waits: are_reads_known && counts.of(Counter::WaitRecordLost) == 0,
+            has_queue: method.map(|method| method == "worker"),
+        }
+    }
+
+    /// The summary of reads, without what is not known of them.
+    fn summary(self, totals: &IoTotals) -> IoSummary {
+        let mut summary = totals.summary();
+        summary.queue_full_fallbacks = match self.has_queue {
+            Some(true) => summary.queue_full_fallbacks,
+            Some(false) => Some(0),
+            None => None,
+        };
+        if !self.requests {
+            (summary.by_source, summary.readahead_hits) = (None, None);
+            summary.stages_us = Stages { pg_queue: summary.stages_us.pg_queue, ..Stages::default() };
+        }
+        if !self.waits {
+            (summary.exposed_us, summary.hidden_us) = (None, None);
+            summary.bounds_us = Bounds::default();
+        }
+        summary
+    }
+}
 
 fn target(join: &Join) -> Target {
     let facts = join.facts.as_ref();
@@ -163,7 +231,7 @@ fn overhead(ending: &Ending, attach_ms: f64) -> Overhead {
     }
 }
 
-fn backends(join: &Join) -> Vec<Backend> {
+fn backends(join: &Join, known: Known) -> Vec<Backend> {
     let mut backends: Vec<_> = join.aggregate.owners.iter().collect();
     backends.sort_by_key(|(incarnation, totals)| (Reverse(totals.latency_sum_ns()), **incarnation));
     let nobody = Person::default();
@@ -181,25 +249,25 @@ fn backends(join: &Join) -> Vec<Backend> {
             database: row.and_then(|row| row.database.clone()),
             user: row.and_then(|row| row.user.clone()),
             application_name: row.and_then(|row| row.application_name.clone()),
-            io: totals.summary(),
+            io: known.summary(totals),
         }
     };
     backends.into_iter().map(backend).collect()
 }
 
-fn ended_backends(join: &Join) -> Vec<EndedBackends> {
+fn ended_backends(join: &Join, known: Known) -> Vec<EndedBackends> {
     let entry = |(kind, (processes, totals)): (&Kind, &(u64, IoTotals))| EndedBackends {
         processes: *processes,
         backend_type: kind.backend_type.clone(),
         database: kind.database.clone(),
         user: kind.user.clone(),
         application_name: kind.application_name.clone(),
-        io: totals.summary(),
+        io: known.summary(totals),
     };
     join.ended.folded.iter().map(entry).collect()
 }
 
-fn io_workers(join: &Join, duration_s: f64) -> Vec<IoWorker> {
+fn io_workers(join: &Join, known: Known, duration_s: f64) -> Vec<IoWorker> {
     let idle = WorkerTotals::default();
     let mut workers: Vec<(Pid, Option<u32>)> = join.people.io_workers().collect();
     for pid in join.aggregate.workers.keys() {
@@ -226,19 +294,49 @@ fn io_workers(join: &Join, duration_s: f64) -> Vec<IoWorker> {
             worker: number,
             busy_ratio: if duration_s > 0.0 { busy_s / duration_s } else { 0.0 },
             owners,
-            io: totals.io.summary(),
+            io: known.summary(&totals.io),
         }
     };
     workers.into_iter().map(worker).collect()
 }
 
-fn relations(join: &Join) -> Vec<Relation> {
+fn relations(join: &Join, known: Known, ending: &Ending) -> Vec<Relation> {
     let mut subjects: Vec<_> = join.aggregate.subjects.iter().collect();
     subjects.sort_by_key(|(subject, totals)| (Reverse(totals.latency_sum_ns()), *subject));
-    subjects.into_iter().map(|(subject, totals)| relation(join, subject, totals)).collect()
+    let mut devices = known.requests.then(|| devices_by_subject(join, ending));
+    let relation = |(subject, totals)| {
+        let mut relation = relation(join, subject, known.summary(totals));
+        relation.devices = devices.as_mut().map(|devices| devices.remove(subject).unwrap_or_default());
+        relation
+    };
+    subjects.into_iter().map(relation).collect()
 }
 
-fn relation(join: &Join, subject: &Subject, totals: &IoTotals) -> Relation {
+/// What was read of each subject from each device, most first.
+fn devices_by_subject<'a>(join: &'a Join, ending: &Ending) -> HashMap<&'a Subject, Vec<FromDevice>> {
+    let mut sums: BTreeMap<(&Subject, u32), blocks::FromDevice> = BTreeMap::new();
+    for ((file, device), sum) in &join.blocks.sums {
+        if let Some(subject) = join.files.get(file) {
+            sums.entry((subject, *device)).or_default().merge(sum);
+        }
+    }
+    let mut all: HashMap<&Subject, Vec<FromDevice>> = HashMap::new();
+    for ((subject, device), sum) in sums {
+        all.entry(subject).or_default().push(FromDevice {
+            dev: device_number(device),
+            name: ending.device_names.get(&device).cloned(),
+            requests: sum.requests,
+            asked_bytes: sum.asked_bytes,
+            readahead_bytes: sum.ahead_bytes,
+        });
+    }
+    for devices in all.values_mut() {
+        devices.sort_by_key(|device| Reverse(device.requests));
+    }
+    all
+}
+
+fn relation(join: &Join, subject: &Subject, io: IoSummary) -> Relation {
     let unnamed = Relation {
         database: None,
         schema: None,
@@ -247,7 +345,8 @@ fn relation(join: &Join, subject: &Subject, totals: &IoTotals) -> Relation {
         relfilenode: None,
         temporary: false,
         file: None,
-        io: totals.summary(),
+        devices: None,
+        io,
     };
     match subject {
         Subject::Unknown => unnamed,
@@ -268,22 +367,48 @@ fn relation(join: &Join, subject: &Subject, totals: &IoTotals) -> Relation {
     }
 }
 
-fn devices(ending: &Ending) -> Vec<Device> {
+fn devices(join: &Join, known: Known, ending: &Ending) -> Vec<Device> {
     let mut devices: Vec<_> = ending.totals.devices.iter().collect();
     devices.sort_by_key(|(number, group)| (Reverse(group.requests), *number));
-    let device = |(number, group): &(u32, pgiotrace_ebpf::DeviceGroup)| {
-        let mut queue = KernelHistogram::default();
-        queue.add(&group.queue);
-        let mut service = KernelHistogram::default();
-        service.add(&group.service);
-        Device {
-            dev: format!("{}:{}", number >> 20, number & 0xf_ffff),
-            name: ending.device_names.get(number).cloned(),
-            requests: group.requests,
-            bytes: group.bytes,
-            block_queue_us: queue.dist(),
-            device_us: service.dist(),
-        }
-    };
-    devices.into_iter().map(device).collect()
+    devices.into_iter().map(|(number, group)| device(join, known, ending, *number, group)).collect()
+}
+
+fn device(join: &Join, known: Known, ending: &Ending, number: u32, group: &DeviceGroup) -> Device {
+    let [queue, service, sizes] = [&group.queue, &group.service, &group.sizes].map(|histogram| {
+        let mut sum = KernelHistogram::default();
+        sum.add(histogram);
+        sum
+    });
+    // Little's law: requests there at once = their rate x the time that each is there.
+    let mean_depth = service.sum_nanos() as f64 / ending.duration_ns.max(1) as f64;
+    let of_device = join.blocks.sums.iter().filter(|((_, device), _)| *device == number);
+    let ahead = of_device.map(|(_, sum)| sum.ahead_bytes).sum();
+    Device {
+        dev: device_number(number),
+        name: ending.device_names.get(&number).cloned(),
+        requests: group.requests,
+        bytes: group.bytes,
+        block_queue_us: queue.dist(),
+        device_us: service.dist(),
+        request_bytes: sizes.dist().map(|dist| RequestSizes {
+            // The histogram takes its values for nanoseconds.
+            mean: dist.mean * 1e3,
+            p50: dist.p50 * 1e3,
+            p99: dist.p99 * 1e3,
+            max: dist.max * 1e3,
+        }),
+        depth: Depth { mean: mean_depth, max: group.most_depth },
+        users: Users {
+            server_requests: group.cluster_requests,
+            server_bytes: group.cluster_bytes,
+            readahead_bytes: known.requests.then_some(ahead),
+            other_requests: group.requests - group.cluster_requests.min(group.requests),
+            other_bytes: group.bytes - group.cluster_bytes.min(group.bytes),
+        },
+    }
+}
+
+/// `major:minor` of a number as the kernel encodes it.
+fn device_number(number: u32) -> String {
+    format!("{}:{}", number >> 20, number & 0xf_ffff)
 }

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use pgiotrace_ebpf::{Group, GroupKey, method};
 
 use super::{
-    ByExecutor, ByMethod, Dist, IoSummary, LatencyHistogram, Stages,
+    Bounds, ByExecutor, ByMethod, BySource, Dist, IoSummary, LatencyHistogram, Stages,
     dist::KernelHistogram,
-    io::{Executor, Fidelity, Io, Method, Subject},
+    io::{Executor, Fidelity, Io, Method, Source, Stage, Subject, Timing},
 };
 use crate::server::Pid;
 
@@ -18,6 +18,86 @@ pub struct Incarnation {
     pub pid: Pid,
     /// How many processes of this PID had ended before.
     pub number: u32,
+}
+
+/// Where the time of a set of reads went, as it grows.
+#[derive(Debug, Clone)]
+struct StageTotals {
+    by_source: BySource,
+    /// Reads of which it is not known where their bytes came from.
+    of_unknown_source: u64,
+    readahead_hits: u64,
+    by_stage: [LatencyHistogram; Stage::COUNT],
+}
+
+impl Default for StageTotals {
+    fn default() -> Self {
+        let by_stage = std::array::from_fn(|_| LatencyHistogram::of_two_digits());
+        Self { by_source: BySource::default(), of_unknown_source: 0, readahead_hits: 0, by_stage }
+    }
+}
+
+impl StageTotals {
+    fn add(&mut self, timing: &Timing) {
+        *match timing.source {
+            Some(Source::Cache) => &mut self.by_source.cache,
+            Some(Source::Device) => &mut self.by_source.device,
+            Some(Source::Mixed) => &mut self.by_source.mixed,
+            None => &mut self.of_unknown_source,
+        } += 1;
+        self.readahead_hits += u64::from(timing.is_readahead_hit);
+        for stage in Stage::ALL {
+            if let Some(nanos) = timing.stages.get(stage) {
+                self.by_stage[stage as usize].record(nanos);
+            }
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        let Self { by_source, of_unknown_source, readahead_hits, by_stage } = other;
+        self.by_source.cache += by_source.cache;
+        self.by_source.device += by_source.device;
+        self.by_source.mixed += by_source.mixed;
+        self.of_unknown_source += of_unknown_source;
+        self.readahead_hits += readahead_hits;
+        for (sum, stage) in self.by_stage.iter_mut().zip(by_stage) {
+            sum.merge(stage);
+        }
+    }
+
+    fn stages(&self) -> Stages {
+        let of = |stage: Stage| self.by_stage[stage as usize].dist();
+        Stages {
+            pg_queue: of(Stage::PgQueue),
+            submit: of(Stage::Submit),
+            cache: of(Stage::Cache),
+            block_queue: of(Stage::BlockQueue),
+            device: of(Stage::Device),
+            wakeup: of(Stage::Wakeup),
+        }
+    }
+}
+
+/// How much of an owner's reading it waited for, and what is only bounded.
+#[derive(Debug, Clone, Default)]
+pub struct ExposureTotals {
+    /// Nanoseconds in which the owner was blocked while a read of its own was in flight.
+    pub exposed_ns: u64,
+    /// Nanoseconds in which a read of its own was in flight, and it was not blocked.
+    pub hidden_ns: u64,
+    /// The least that reads waited for an io worker.
+    pub pg_queue_at_least: LatencyHistogram,
+    /// The most that passed from the end of a read until its owner ran.
+    pub wakeup_at_most: LatencyHistogram,
+}
+
+impl ExposureTotals {
+    fn merge(&mut self, other: &Self) {
+        self.exposed_ns += other.exposed_ns;
+        self.hidden_ns += other.hidden_ns;
+        self.pg_queue_at_least.merge(&other.pg_queue_at_least);
+        self.wakeup_at_most.merge(&other.wakeup_at_most);
+    }
 }
 
 /// Aggregate of a set of reads, as it grows.
@@ -32,6 +112,11 @@ pub struct IoTotals {
     by_method: ByMethod,
     by_executor: ByExecutor,
     latency: LatencyHistogram,
+    stages: StageTotals,
+    /// Reads that an owner executed itself because the queue of the io workers was full.
+    queue_full_fallbacks: u64,
+    /// Of an owner only.
+    exposure: Option<ExposureTotals>,
     /// Latencies that are known only in the kernel's coarser buckets.
     coarse: KernelHistogram,
 }
@@ -48,7 +133,14 @@ impl IoTotals {
             Executor::IoWorker => &mut self.by_executor.io_worker,
             Executor::IouWrk => &mut self.by_executor.iou_wrk,
         } += 1;
-        self.latency.record(io.latency_ns);
+        self.latency.record(io.timing.latency_ns());
+        self.stages.add(&io.timing);
+        self.queue_full_fallbacks += u64::from(io.is_queue_full_fallback);
+    }
+
+    /// Adds how much of these reads their owner waited for.
+    pub fn add_exposure(&mut self, exposure: &ExposureTotals) {
+        self.exposure.get_or_insert_default().merge(exposure);
     }
 
     /// Adds what the kernel counted.
@@ -71,7 +163,18 @@ impl IoTotals {
 
     /// Adds all that another set holds.
     pub fn merge(&mut self, other: &Self) {
-        let Self { reads, bytes, blocks, by_method, by_executor, latency, coarse } = other;
+        let Self {
+            reads,
+            bytes,
+            blocks,
+            by_method,
+            by_executor,
+            latency,
+            stages,
+            queue_full_fallbacks,
+            exposure,
+            coarse,
+        } = other;
         self.reads += reads;
         self.bytes += bytes;
         self.blocks += blocks;
@@ -82,6 +185,11 @@ impl IoTotals {
         self.by_executor.io_worker += by_executor.io_worker;
         self.by_executor.iou_wrk += by_executor.iou_wrk;
         self.latency.merge(latency);
+        self.stages.merge(stages);
+        self.queue_full_fallbacks += queue_full_fallbacks;
+        if let Some(exposure) = exposure {
+            self.add_exposure(exposure);
+        }
         self.coarse.merge(coarse);
     }
 
@@ -94,17 +202,26 @@ impl IoTotals {
     /// The summary, as the report shows it.
     #[must_use]
     pub fn summary(&self) -> IoSummary {
+        let are_records_known = self.executors_are_known();
+        let exposure = self.exposure.as_ref();
         IoSummary {
             reads: self.reads,
             bytes: self.bytes,
             blocks: self.blocks,
             by_method: self.by_method,
-            by_executor: self.executors_are_known().then_some(self.by_executor),
-            by_source: None,
+            by_executor: are_records_known.then_some(self.by_executor),
+            by_source: (are_records_known && self.stages.of_unknown_source == 0)
+                .then_some(self.stages.by_source),
+            readahead_hits: are_records_known.then_some(self.stages.readahead_hits),
+            queue_full_fallbacks: are_records_known.then_some(self.queue_full_fallbacks),
             latency_us: self.latency_dist(),
-            stages_us: Stages::default(),
-            exposed_us: None,
-            hidden_us: None,
+            stages_us: self.stages.stages(),
+            bounds_us: Bounds {
+                pg_queue_at_least: exposure.and_then(|exposure| exposure.pg_queue_at_least.dist()),
+                wakeup_at_most: exposure.and_then(|exposure| exposure.wakeup_at_most.dist()),
+            },
+            exposed_us: exposure.map(|exposure| exposure.exposed_ns as f64 / 1e3),
+            hidden_us: exposure.map(|exposure| exposure.hidden_ns as f64 / 1e3),
         }
     }
 

@@ -44,7 +44,8 @@ impl Dist {
     }
 }
 
-/// Latencies from 1 ns to one hour with three significant digits; sum, count and maximum are exact.
+/// Latencies from 1 ns to one hour with three significant digits (of the stages two, of which there are many); sum, count
+/// and maximum are exact.
 ///
 /// The first [`FEW`] values are kept as they are, because most relations of a large server are read a few times only and
 /// a histogram takes tens of KiB. Longer values than one hour are counted in [`LatencyHistogram::beyond_range`], not
@@ -52,6 +53,7 @@ impl Dist {
 #[derive(Debug, Clone, Default)]
 pub struct LatencyHistogram {
     values: Values,
+    precision: Precision,
     sum_nanos: u128,
     max_nanos: u64,
     beyond_range: u64,
@@ -62,6 +64,14 @@ const FEW: usize = 256;
 
 /// Why recording does not fail.
 const GROWS: &str = "a histogram that grows by itself takes every value";
+
+/// Significant digits of percentiles.
+#[derive(Debug, Clone, Copy, Default)]
+enum Precision {
+    #[default]
+    Three = 3,
+    Two = 2,
+}
 
 #[derive(Debug, Clone)]
 enum Values {
@@ -84,22 +94,22 @@ impl Values {
     }
 
     /// Adds a value within the range.
-    fn record(&mut self, nanos: u64) {
+    fn record(&mut self, nanos: u64, precision: Precision) {
         match self {
             Self::Few(values) if values.len() < FEW => values.push(nanos),
             Self::Few(_) => {
-                self.many();
-                self.record(nanos);
+                self.many(precision);
+                self.record(nanos, precision);
             }
             Self::Many(histogram) => histogram.record(nanos).expect(GROWS),
         }
     }
 
     /// Turns into a histogram.
-    fn many(&mut self) -> &mut Histogram<u32> {
+    fn many(&mut self, precision: Precision) -> &mut Histogram<u32> {
         if let Self::Few(values) = self {
-            let mut histogram =
-                Histogram::new(3).expect("three significant digits are in hdrhistogram's range");
+            let mut histogram = Histogram::new(precision as u8)
+                .expect("two or three significant digits are in hdrhistogram's range");
             histogram.auto(true);
             for nanos in values {
                 histogram.record(*nanos).expect(GROWS);
@@ -112,11 +122,11 @@ impl Values {
         }
     }
 
-    fn merge(&mut self, other: &Self) {
+    fn merge(&mut self, other: &Self, precision: Precision) {
         match other {
-            Self::Few(values) => values.iter().for_each(|nanos| self.record(*nanos)),
+            Self::Few(values) => values.iter().for_each(|nanos| self.record(*nanos, precision)),
             Self::Many(histogram) => {
-                self.many().add(histogram).expect(GROWS);
+                self.many(precision).add(histogram).expect(GROWS);
             }
         }
     }
@@ -139,6 +149,12 @@ impl Values {
 }
 
 impl LatencyHistogram {
+    /// Empty, for one of many.
+    #[must_use]
+    pub fn of_two_digits() -> Self {
+        Self { precision: Precision::Two, ..Self::default() }
+    }
+
     /// Adds one latency, in nanoseconds.
     pub fn record(&mut self, nanos: u64) {
         self.sum_nanos += u128::from(nanos);
@@ -146,14 +162,14 @@ impl LatencyHistogram {
         if nanos > MOST_NANOS {
             self.beyond_range += 1;
         } else {
-            self.values.record(nanos);
+            self.values.record(nanos, self.precision);
         }
     }
 
     /// Adds all that another one holds.
     pub fn merge(&mut self, other: &Self) {
-        let Self { values, sum_nanos, max_nanos, beyond_range } = other;
-        self.values.merge(values);
+        let Self { values, precision: _, sum_nanos, max_nanos, beyond_range } = other;
+        self.values.merge(values, self.precision);
         self.sum_nanos += sum_nanos;
         self.max_nanos = self.max_nanos.max(*max_nanos);
         self.beyond_range += beyond_range;
@@ -294,7 +310,7 @@ mod tests {
         }
         assert_eq!(few.dist(), parts.dist());
         let exact = few.dist().expect("values were recorded");
-        few.values.many();
+        few.values.many(Precision::Three);
         let coarse = few.dist().expect("values were recorded");
         for (exact, coarse) in [(exact.p50, coarse.p50), (exact.p99, coarse.p99), (exact.p999, coarse.p999)] {
             assert!((exact - coarse).abs() / exact < 1e-3, "{exact} and {coarse}");

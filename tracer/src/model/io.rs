@@ -152,6 +152,90 @@ pub struct Io {
     pub blocks: u64,
     /// Bytes returned; 0 for failed reads.
     pub bytes: u64,
+    /// Whether its owner executed it only because the io workers' queue was full.
+    pub is_queue_full_fallback: bool,
+    /// When, and where the time went.
+    pub timing: Timing,
+}
+
+/// When a read happened, and where its time went. Times are `CLOCK_MONOTONIC`, nanoseconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// When its owner handed it over, where that is known; else when its execution began.
+    pub start_ns: u64,
+    /// When its execution ended.
+    pub end_ns: u64,
+    /// Where the time between went.
+    pub stages: StageTimes,
+    /// Where its bytes came from; `None` when that is not known.
+    pub source: Option<Source>,
+    /// Whether its bytes were in the page cache because an earlier read's readahead had brought them.
+    pub is_readahead_hit: bool,
+}
+
+impl Timing {
     /// Nanoseconds from start to end.
-    pub latency_ns: u64,
+    #[must_use]
+    pub fn latency_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
+}
+
+/// The stages of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Handed over by the owner until the executor starts.
+    PgQueue,
+    /// From the start of the execution until the first request is queued.
+    Submit,
+    /// Page-cache work and copy: all that is no other stage.
+    Cache,
+    /// Block layer, queued to issued.
+    BlockQueue,
+    /// Device, issued to completed.
+    Device,
+    /// Completion until the thread that waits for it runs.
+    Wakeup,
+}
+
+impl Stage {
+    /// Number of stages.
+    pub const COUNT: usize = 6;
+    /// All, in the order of time.
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::PgQueue, Self::Submit, Self::Cache, Self::BlockQueue, Self::Device, Self::Wakeup];
+}
+
+/// Nanoseconds of each stage; `None` where it was not measured, or where the read had none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StageTimes([Option<u64>; Stage::COUNT]);
+
+impl StageTimes {
+    /// A stage's time.
+    #[must_use]
+    pub fn get(&self, stage: Stage) -> Option<u64> {
+        self.0[stage as usize]
+    }
+
+    /// Sets a stage's time.
+    pub fn set(&mut self, stage: Stage, nanos: u64) {
+        self.0[stage as usize] = Some(nanos);
+    }
+
+    /// Sum of those that are known.
+    #[must_use]
+    pub fn sum_ns(&self) -> u64 {
+        self.0.iter().flatten().sum()
+    }
+}
+
+/// Where a read's bytes came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// All were in the page cache.
+    Cache,
+    /// All came from a device.
+    Device,
+    /// Some from each.
+    Mixed,
 }

@@ -5,12 +5,14 @@
 pub mod aggregate;
 mod dist;
 mod doctor;
+pub mod intervals;
 pub mod io;
 mod stat;
 
 pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
-    Backend, ByExecutor, ByMethod, BySource, Device, EndedBackends, FilterReport, IoSummary, IoWorker,
-    Ledger, Overhead, OwnerShare, PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Target, Window,
+    Backend, Bounds, ByExecutor, ByMethod, BySource, Depth, Device, EndedBackends, FilterReport, FromDevice,
+    IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger, Relation, RequestSizes, STAT_SCHEMA,
+    Stages, StatReport, Target, Users, Window,
 };

@@ -233,6 +233,9 @@ pub struct Relation {
     pub temporary: bool,
     /// Folder, relative to the data directory, of files that are no relation; `None` for relations.
     pub file: Option<String>,
+    /// Devices that it was read from; `None` where that is not known. Requests for no page of a file (direct I/O) are not
+    /// among them.
+    pub devices: Option<Vec<FromDevice>>,
     /// What was read of it.
     pub io: IoSummary,
 }
@@ -252,6 +255,64 @@ pub struct Device {
     pub block_queue_us: Option<Dist>,
     /// Issued to completed (D to C), microseconds.
     pub device_us: Option<Dist>,
+    /// Sizes of the requests.
+    pub request_bytes: Option<RequestSizes>,
+    /// Requests with the device at once.
+    pub depth: Depth,
+    /// For whom it read.
+    pub users: Users,
+}
+
+/// Sizes of requests, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RequestSizes {
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median, to a sixteenth.
+    pub p50: f64,
+    /// 99th percentile, to a sixteenth.
+    pub p99: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+/// Read requests that were with a device at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Depth {
+    /// Mean over the window.
+    pub mean: f64,
+    /// Most.
+    pub max: u64,
+}
+
+/// For whom a device read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Users {
+    /// Requests that processes of the server queued.
+    pub server_requests: u64,
+    /// Bytes of these.
+    pub server_bytes: u64,
+    /// Of these bytes: what no read had asked for; `None` where that is not known.
+    pub readahead_bytes: Option<u64>,
+    /// Requests of everybody else.
+    pub other_requests: u64,
+    /// Bytes of these.
+    pub other_bytes: u64,
+}
+
+/// What was read of a relation from one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FromDevice {
+    /// `major:minor`.
+    pub dev: String,
+    /// Kernel name.
+    pub name: Option<String>,
+    /// Requests that processes of the server queued.
+    pub requests: u64,
+    /// Bytes that reads had asked for.
+    pub asked_bytes: u64,
+    /// Bytes that were read ahead.
+    pub readahead_bytes: u64,
 }
 
 /// Aggregate of a set of reads.
@@ -267,15 +328,24 @@ pub struct IoSummary {
     pub by_method: ByMethod,
     /// Reads by what executed them; `None` where only the kernel's counts are left, which do not tell it.
     pub by_executor: Option<ByExecutor>,
-    /// Reads by where the bytes came from; `None` while that is not measured.
+    /// Reads by where the bytes came from; `None` where that is not known of all of them.
     pub by_source: Option<BySource>,
+    /// Of those from the cache: reads whose bytes the readahead of an earlier read had brought; `None` where only the
+    /// kernel's counts are left.
+    pub readahead_hits: Option<u64>,
+    /// Reads that their owner executed itself because the queue of the io workers was full; `None` where only the
+    /// kernel's counts are left.
+    pub queue_full_fallbacks: Option<u64>,
     /// The reads' latency; `None` when there are none.
     pub latency_us: Option<Dist>,
     /// Where the time went.
     pub stages_us: Stages,
-    /// Microseconds in which the owner was blocked while a read of its own was in flight.
+    /// What is not measured, but bounded.
+    pub bounds_us: Bounds,
+    /// Microseconds in which the owner was blocked while a read of its own was in flight; `None` for sets of reads of
+    /// several owners.
     pub exposed_us: Option<f64>,
-    /// Microseconds of reading that overlapped the owner's computation.
+    /// Microseconds in which a read of its own was in flight, and the owner was not blocked.
     pub hidden_us: Option<f64>,
 }
 
@@ -312,19 +382,31 @@ pub struct BySource {
     pub mixed: u64,
 }
 
-/// Distributions of the stages of reads, microseconds; `None` where a stage was not measured.
+/// Bounds of times that lie outside of a read's latency, microseconds; `None` where there is no bound.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Bounds {
+    /// Of reads that an io worker began while their owner was blocked: how long it had been. They waited in the queue at
+    /// least that long.
+    pub pg_queue_at_least: Option<Dist>,
+    /// Of reads that others executed and that ended while their owner was blocked: how much longer it was. It ran again
+    /// that much later at the most.
+    pub wakeup_at_most: Option<Dist>,
+}
+
+/// Distributions of the stages of reads, microseconds, over those reads that had the stage. `None` where no read had it,
+/// or it was not measured. The stages of one read never add up to more than its latency.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Stages {
-    /// Staged by the owner until an executor starts.
+    /// Submitted by the owner until an executor starts; measured with `--pg-probes` only.
     pub pg_queue: Option<Dist>,
-    /// The submitting system call.
+    /// From the start of the execution until the first request was queued.
     pub submit: Option<Dist>,
-    /// Page-cache work and copy.
+    /// Page-cache work and copy: what is no other stage.
     pub cache: Option<Dist>,
-    /// Block layer, queued to issued.
+    /// In the block layer: queued to issued.
     pub block_queue: Option<Dist>,
-    /// Device, issued to completed.
+    /// With the device: issued to completed.
     pub device: Option<Dist>,
-    /// Completion until the owner runs.
+    /// After the last completion, ready to run without a processor: the thread that waited in the kernel.
     pub wakeup: Option<Dist>,
 }

@@ -1,9 +1,9 @@
 //! Reports for the snapshot tests of all forms.
 
 use crate::model::{
-    Backend, ByExecutor, ByMethod, Check, Device, Dist, DoctorReport, EndedBackends, IoSummary, IoWorker,
-    Ledger, Overhead, OwnerShare, PgAiosLedger, Relation, STAT_SCHEMA, Stages, StatReport, Status, Target,
-    Window,
+    Backend, Bounds, ByExecutor, ByMethod, BySource, Check, Depth, Device, Dist, DoctorReport, EndedBackends,
+    FromDevice, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger, Relation, RequestSizes,
+    STAT_SCHEMA, Stages, StatReport, Status, Target, Users, Window,
 };
 
 /// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
@@ -156,11 +156,31 @@ fn io(by_method: ByMethod, blocks_per_read: u64, p50: f64) -> IoSummary {
         blocks: reads * blocks_per_read,
         by_method,
         by_executor: Some(ByExecutor { owner: sync + io_uring, io_worker: worker, iou_wrk: 0 }),
-        by_source: None,
+        by_source: Some(BySource {
+            cache: reads - reads / 4 - reads / 20,
+            device: reads / 4,
+            mixed: reads / 20,
+        }),
+        readahead_hits: Some(reads / 2),
+        queue_full_fallbacks: Some(worker / 50),
         latency_us: (reads > 0).then(|| dist(reads, p50)),
-        stages_us: Stages::default(),
+        stages_us: stages(reads, p50),
+        bounds_us: Bounds::default(),
         exposed_us: None,
         hidden_us: None,
+    }
+}
+
+/// Most of the time with the device.
+fn stages(reads: u64, p50: f64) -> Stages {
+    let of = |reads: u64, share: f64| (reads > 0).then(|| dist(reads, p50 * share));
+    Stages {
+        pg_queue: None,
+        submit: of(reads / 4, 0.1),
+        cache: of(reads, 0.2),
+        block_queue: of(reads / 4, 0.4),
+        device: of(reads / 4, 1.5),
+        wakeup: of(reads / 4, 0.2),
     }
 }
 
@@ -236,6 +256,13 @@ fn relations() -> Vec<Relation> {
         relfilenode: Some(16_456),
         temporary: false,
         file: None,
+        devices: Some(vec![FromDevice {
+            dev: "254:0".to_owned(),
+            name: Some("vda".to_owned()),
+            requests: 280,
+            asked_bytes: 500 << 20,
+            readahead_bytes: 90 << 20,
+        }]),
         io: io(method(12, 3_000, 2_000), 16, 200.0),
     };
     vec![
@@ -278,6 +305,20 @@ fn devices() -> Vec<Device> {
             bytes: 600 << 20,
             block_queue_us: Some(dist(2_600, 2.5)),
             device_us: Some(dist(2_600, 98.7)),
+            request_bytes: Some(RequestSizes {
+                mean: 242_000.0,
+                p50: 131_072.0,
+                p99: 1_048_576.0,
+                max: 1_048_576.0,
+            }),
+            depth: Depth { mean: 1.7, max: 32 },
+            users: Users {
+                server_requests: 2_400,
+                server_bytes: 590 << 20,
+                readahead_bytes: Some(90 << 20),
+                other_requests: 200,
+                other_bytes: 10 << 20,
+            },
         },
         Device {
             dev: "7:1".to_owned(),
@@ -286,6 +327,9 @@ fn devices() -> Vec<Device> {
             bytes: 12_288,
             block_queue_us: None,
             device_us: Some(dist(3, 1_500.0)),
+            request_bytes: None,
+            depth: Depth { mean: 0.0, max: 1 },
+            users: Users { other_requests: 3, other_bytes: 12_288, ..Users::default() },
         },
     ]
 }

@@ -199,6 +199,13 @@ impl KernelTypes {
         Ok(first.map(|bits| bits / 8))
     }
 
+    /// Size in bytes of a structure, `None` where the kernel has none of that name.
+    #[must_use]
+    pub fn size_of(&self, structure: &str) -> Option<u32> {
+        let ids = self.structures.get(structure.as_bytes())?;
+        Some(self.type_of(*ids.first()?)?.target)
+    }
+
     /// Number of arguments of a tracepoint (its `TP_PROTO`), `None` where the kernel has no such tracepoint.
     #[must_use]
     pub fn tracepoint_arguments(&self, tracepoint: &str) -> Option<usize> {

@@ -11,8 +11,8 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use pgiotrace_ebpf::{
-    COUNTER_COUNT, Cluster, Counter, DeviceGroup, Group, GroupKey, Process, ProcessRecord, ReadRecord,
-    globals, kind, maps,
+    COUNTER_COUNT, Cluster, Counter, DeviceGroup, Group, GroupKey, MergeRecord, Process, ProcessRecord,
+    ReadRecord, RequestRecord, WaitRecord, globals, kind, maps, wait,
 };
 use tokio::io::unix::AsyncFd;
 use zerocopy::{FromBytes, IntoBytes};
@@ -102,6 +102,12 @@ impl Sizes {
 pub enum Record {
     /// A read ended.
     Read(ReadRecord),
+    /// A device completed a request.
+    Request(RequestRecord),
+    /// A read's pages were merged into a request of others.
+    Merge(MergeRecord),
+    /// A process was inside a system call that may wait.
+    Wait(WaitRecord),
     /// A process joined the cluster.
     Joined(Pid),
     /// A process of the cluster ended.
@@ -159,6 +165,8 @@ pub struct Totals {
     pub groups: Vec<(GroupKey, Group)>,
     /// Read requests per device number (major << 20 | minor).
     pub devices: Vec<(u32, DeviceGroup)>,
+    /// Processes that are inside a system call in which they may wait, as of now.
+    pub waiting: Vec<WaitRecord>,
 }
 
 /// The loaded kernel side.
@@ -169,7 +177,7 @@ pub struct Kernel {
     types: KernelTypes,
     sizes: Sizes,
     ring: AsyncFd<RingBuf<MapData>>,
-    attached: Vec<(Phase, Attached)>,
+    attached: Vec<(&'static programs::Program, Attached)>,
     /// Groups of owners that ended, taken out of the kernel's table and folded.
     retired: std::collections::HashMap<GroupKey, Group>,
     received: u64,
@@ -210,11 +218,16 @@ impl Kernel {
             .map_max_entries(maps::OWNERS, sizes.processes())
             .map_max_entries(maps::SYSCALL_READS, sizes.processes())
             .map_max_entries(maps::IO_URING_READS, sizes.handles.clamp(1024, 65_536))
+            .map_max_entries(maps::STAGED, sizes.handles.max(1))
             .map_max_entries(maps::GROUPS, sizes.groups())
             .map_max_entries(maps::RECORDS, sizes.ring_bytes);
         for (global, offset) in &offsets {
             loader.override_global(global, offset, true);
         }
+        let page_struct_bytes = types.size_of("page").unwrap_or(0);
+        let page_bytes = u32::try_from(rustix::param::page_size()).unwrap_or(0);
+        loader.override_global(globals::PAGE_STRUCT_BYTES, &page_struct_bytes, true);
+        loader.override_global(globals::PAGE_BYTES, &page_bytes, true);
         // Off, the verifier takes the logging out of the programs.
         let log_level = log::max_level() as u8;
         loader.override_global(aya_log::LEVEL, &log_level, true);
@@ -268,7 +281,7 @@ impl Kernel {
         let mut missing = Vec::new();
         for Outcome { program, result } in outcomes {
             match result {
-                Ok(attached) => self.attached.push((program.phase, attached)),
+                Ok(attached) => self.attached.push((program, attached)),
                 Err(refusal) if program.required => {
                     let (name, lost_without) = (program.name, program.lost_without);
                     return Err(KernelError::Required { name, lost_without, refusal: Box::new(refusal) });
@@ -282,7 +295,7 @@ impl Kernel {
     /// Detaches everything: first what sees reads begin, then the rest. After it no count changes any more, but for
     /// programs that are just running.
     pub fn detach(&mut self) {
-        self.attached.retain(|(phase, _)| *phase != Phase::Begins);
+        self.attached.retain(|(program, _)| program.phase != Phase::Begins);
         self.attached.clear();
     }
 
@@ -306,7 +319,7 @@ impl Kernel {
     pub fn add_process(&mut self, pid: Pid) -> Result<(), KernelError> {
         const NO_EXIST: u64 = 1;
         let mut value = [0_u8; size_of::<Process>()];
-        value.copy_from_slice(Process { proc_number: -1, reserved: 0 }.as_bytes());
+        value.copy_from_slice(Process { proc_number: -1, ..Process::default() }.as_bytes());
         let mut set: HashMap<_, u32, [u8; size_of::<Process>()]> = self.map_mut(maps::PROCESSES)?;
         match set.insert(pid.0, value, NO_EXIST) {
             Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::AlreadyExists => {
@@ -484,7 +497,37 @@ impl Kernel {
             counts: self.counts()?,
             groups: groups.into_iter().collect(),
             devices: devices.collect(),
+            waiting: self.waiting()?,
         })
+    }
+
+    fn waiting(&self) -> Result<Vec<WaitRecord>, KernelError> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        let processes = self.entries::<4, { size_of::<Process>() }>(maps::PROCESSES)?;
+        let waiting = processes.into_iter().filter_map(|(tgid, process)| {
+            let process = Process::read_from_bytes(&process).ok()?;
+            (process.wait != wait::NONE).then(|| WaitRecord {
+                kind: kind::WAIT,
+                tgid: u32::from_ne_bytes(tgid),
+                start_ns: process.wait_start_ns,
+                end_ns: now_ns.max(process.wait_start_ns),
+                awaited_generation: process.awaited_generation,
+                awaited_io_id: process.awaited_io_id,
+                wait: process.wait,
+            })
+        });
+        Ok(waiting.collect())
+    }
+
+    /// Whether every request is told that a read may have waited for, as far as the ring has room: all programs of the
+    /// block layer that this needs are attached, and find their way through the kernel's structures.
+    #[must_use]
+    pub fn traces_requests(&self) -> bool {
+        let is_attached = |name: &&str| self.attached.iter().any(|(program, _)| program.name == *name);
+        let needed = ["block request queued", "block request issued", "block request completed"];
+        let blind = self.absent.iter().any(|(structure, _)| REQUEST_STRUCTURES.contains(structure));
+        needed.iter().all(is_attached) && !blind
     }
 
     /// Run time in nanoseconds and number of runs of all attached programs together; zero runs unless the kernel's
@@ -530,6 +573,10 @@ fn no_such_map(map: &'static str) -> KernelError {
     KernelError::Map { map, source: MapError::ElementNotFound }
 }
 
+/// Structures that tie a request to the reads that wait for it.
+const REQUEST_STRUCTURES: [&str; 7] =
+    ["request", "bio", "bio_vec", "block_device", "page", "folio", "address_space"];
+
 /// What the kernel side cannot tell without a structure's members.
 #[must_use]
 pub fn lost_without_member_of(structure: &str) -> &'static str {
@@ -539,6 +586,7 @@ pub fn lost_without_member_of(structure: &str) -> &'static str {
         }
         "io_kiocb" => "reads of the method io_uring are missing",
         "request" | "request_queue" | "gendisk" => "the devices are missing",
+        _ if REQUEST_STRUCTURES.contains(&structure) => "where the reads' time went is not known",
         _ => {
             "files of reads without an I/O handle (WAL, temporary files, before PostgreSQL 18 all) are not known"
         }
@@ -550,6 +598,9 @@ fn parse(bytes: &[u8]) -> Option<Record> {
     let (kind, _) = u32::read_from_prefix(bytes).ok()?;
     match kind {
         kind::READ => ReadRecord::read_from_bytes(bytes).ok().map(Record::Read),
+        kind::REQUEST => RequestRecord::read_from_bytes(bytes).ok().map(Record::Request),
+        kind::MERGE => MergeRecord::read_from_bytes(bytes).ok().map(Record::Merge),
+        kind::WAIT => WaitRecord::read_from_bytes(bytes).ok().map(Record::Wait),
         kind::FORK => {
             ProcessRecord::read_from_bytes(bytes).ok().map(|record| Record::Joined(Pid(record.tgid)))
         }

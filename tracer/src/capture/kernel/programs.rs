@@ -174,8 +174,39 @@ pub const PROGRAMS: &[Program] = &[
             raw("block_queue_raw", "block_io_start", (1, 1)),
         ],
         required: false,
-        lost_without: "the time that requests wait in the block layer before a device gets them",
+        lost_without: "the time that requests wait in the block layer before a device gets them, and which reads they are for",
         phase: Phase::Begins,
+    },
+    Program {
+        name: "block request merged behind another",
+        alternatives: &[
+            // Until 5.11 the queue came first, as in those below.
+            btf("block_back_merge", "block_bio_backmerge", (1, 1)),
+            raw("block_back_merge_raw", "block_bio_backmerge", (1, 1)),
+        ],
+        required: false,
+        lost_without: "direct reads that one request serves together",
+        phase: Phase::Ends,
+    },
+    Program {
+        name: "block request merged before another",
+        alternatives: &[
+            btf("block_front_merge", "block_bio_frontmerge", (1, 1)),
+            raw("block_front_merge_raw", "block_bio_frontmerge", (1, 1)),
+        ],
+        required: false,
+        lost_without: "direct reads that one request serves together",
+        phase: Phase::Ends,
+    },
+    Program {
+        name: "block requests merged",
+        alternatives: &[
+            btf("block_merge", "block_rq_merge", (1, 1)),
+            raw("block_merge_raw", "block_rq_merge", (1, 1)),
+        ],
+        required: false,
+        lost_without: "direct reads that one request serves together",
+        phase: Phase::Ends,
     },
 ];
 

@@ -1,0 +1,97 @@
+//! Which file a read is of, and which file a page belongs to.
+
+use aya_ebpf::helpers::generated::bpf_get_current_task;
+use pgiotrace_ebpf::{Begun, FileId, flags};
+
+use crate::kernel::{
+    self, BIO_DONE, BIO_INDEX, BIO_VECTOR, FDTABLE_FD, FDTABLE_MAX_FDS, FILE_FLAGS, FILE_INODE, FILES_FDT,
+    FOLIO_INDEX, FOLIO_MAPPING, INODE_GENERATION, INODE_INO, INODE_MODE, INODE_SB, MAPPING_HOST, PAGE_BYTES,
+    PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, TASK_FILES, VECTOR_OFFSET, VECTOR_PAGE,
+};
+
+/// `S_IFMT` and `S_IFREG` (`include/uapi/linux/stat.h`).
+const S_IFMT: u16 = 0o170_000;
+const S_IFREG: u16 = 0o100_000;
+/// `O_DIRECT` (`include/uapi/asm-generic/fcntl.h`; arm64 has a number of its own, `arch/arm64/include/uapi/asm/fcntl.h`).
+#[cfg(bpf_target_arch = "x86_64")]
+const O_DIRECT: u32 = 0o40_000;
+#[cfg(bpf_target_arch = "aarch64")]
+const O_DIRECT: u32 = 0o200_000;
+/// Bytes of a `struct bio_vec` (`include/linux/bvec.h`): a pointer and two u32.
+const VECTOR_BYTES: u64 = 16;
+/// Set in `page.compound_head` of a page that is not a folio's first (`include/linux/page-flags.h`).
+const TAIL: u64 = 1;
+/// Set in `folio.mapping` when it is no file's (`FOLIO_MAPPING_FLAGS`, before 6.16 `PAGE_MAPPING_FLAGS`, same header).
+const NO_FILE: u64 = 3;
+
+/// Where a page's bytes are in a file.
+pub struct Place {
+    /// Address of the `struct inode`.
+    pub inode: u64,
+    /// Offset in the file.
+    pub offset: u64,
+}
+
+/// Adds the file of the current thread's descriptor, and says whether it is a regular one; `None` when the kernel's
+/// structures cannot be read.
+#[inline(always)]
+pub fn describe(begun: &mut Begun) -> Option<bool> {
+    // SAFETY: a helper without preconditions.
+    let task = unsafe { bpf_get_current_task() };
+    let table: u64 = FILES_FDT.read(TASK_FILES.read(task)?)?;
+    let size: u32 = FDTABLE_MAX_FDS.read(table)?;
+    if begun.fd as u32 >= size {
+        // No descriptor: the call will say so.
+        return Some(false);
+    }
+    let files: u64 = FDTABLE_FD.read(table)?;
+    let file: u64 = kernel::read(files + u64::from(begun.fd as u32) * 8)?;
+    if file == 0 {
+        return Some(false);
+    }
+    let inode: u64 = FILE_INODE.read(file)?;
+    if !is_regular(inode)? {
+        return Some(false);
+    }
+    begun.file = id_of(inode)?;
+    if FILE_FLAGS.read::<u32>(file)? & O_DIRECT != 0 {
+        begun.flags |= flags::DIRECT;
+    }
+    Some(true)
+}
+
+/// Whether an inode is a regular file's.
+#[inline(always)]
+pub fn is_regular(inode: u64) -> Option<bool> {
+    Some(INODE_MODE.read::<u16>(inode)? & S_IFMT == S_IFREG)
+}
+
+/// The file of an inode.
+#[inline(always)]
+pub fn id_of(inode: u64) -> Option<FileId> {
+    Some(FileId {
+        inode: INODE_INO.read(inode)?,
+        device: SB_DEV.read(INODE_SB.read(inode)?)?,
+        generation: INODE_GENERATION.read(inode)?,
+    })
+}
+
+/// Where the first byte is that a bio has still to transfer; `None` when its page is of no file (direct I/O).
+///
+/// The file's offset is that of the folio, and how far into it the page is: a tail page points to the folio's first.
+#[inline(always)]
+pub fn place_of(bio: u64) -> Option<Place> {
+    let index: u32 = BIO_INDEX.read(bio)?;
+    let vector = BIO_VECTOR.read::<u64>(bio)? + u64::from(index) * VECTOR_BYTES;
+    let page: u64 = VECTOR_PAGE.read(vector)?;
+    let within = u64::from(VECTOR_OFFSET.read::<u32>(vector)?) + u64::from(BIO_DONE.read::<u32>(bio)?);
+    let compound: u64 = PAGE_COMPOUND_HEAD.read(page)?;
+    let head = if compound & TAIL != 0 { compound - TAIL } else { page };
+    let mapping: u64 = FOLIO_MAPPING.read(head)?;
+    if mapping == 0 || mapping & NO_FILE != 0 || PAGE_STRUCT_BYTES.get() == 0 {
+        return None;
+    }
+    let pages = (page - head) / PAGE_STRUCT_BYTES.get();
+    let offset = (FOLIO_INDEX.read::<u64>(head)? + pages) * PAGE_BYTES.get() + within;
+    Some(Place { inode: MAPPING_HOST.read(mapping)?, offset })
+}

@@ -1,0 +1,542 @@
+//! Block requests and the reads that waited for them: where each read's time went.
+//!
+//! A read waits for a request whose pages are among those that it reads, whoever queued it, while both were in flight; and for
+//! one that was queued in its own course and brings no page of its file: metadata, or direct I/O. A request in its
+//! course that brings other pages of its file is readahead, for which it does not wait.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use pgiotrace_ebpf::{
+    FileId, MergeRecord, OFFSET_OF_FILE_POSITION, ReadKey, ReadRecord, RequestRecord, flags, request_flags,
+};
+
+use crate::model::{
+    intervals::Intervals,
+    io::{Source, Timing},
+};
+
+use super::stages::{self, Waited};
+
+/// Requests that are remembered, for reads that have not ended and to recognise what readahead brought.
+const MOST_REQUESTS: usize = 200_000;
+/// Merges that are remembered until their requests complete.
+const MOST_MERGES: usize = 4096;
+/// Files whose sums are kept one by one.
+const MOST_SUMS: usize = 65_536;
+/// Bytes of a sector (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
+const SECTOR_BYTES: u64 = 512;
+
+/// A completed request, or a part of one.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    waited: Waited,
+    device: u32,
+    bytes: u64,
+    sector: u64,
+    /// The read in whose course it was queued; its `start_ns` is 0 when there was none.
+    read: ReadKey,
+    /// The file of its pages; the inode is 0 when there is none.
+    file: FileId,
+    /// Offsets in that file: start and end of what it brought.
+    range: (u64, u64),
+    /// What of it was asked for, as offsets in the file; empty when that is not known.
+    asked: (u64, u64),
+    /// The process of the cluster that queued it, where no read is known in whose course it was.
+    submitter_tgid: Option<u32>,
+}
+
+impl Part {
+    fn of(record: &RequestRecord) -> Self {
+        let request = &record.request;
+        // How far the pages of the file go, in the part that this record is about.
+        let file_end = request.offset + u64::from(request.file_bytes);
+        let start = (request.offset + record.start).min(file_end);
+        let range = (start, (start + u64::from(record.bytes)).min(file_end));
+        let is_of_read = request.read.start_ns != 0;
+        let asked = if is_of_read && request.asked_offset != OFFSET_OF_FILE_POSITION {
+            overlap(range, (request.asked_offset, request.asked_offset.saturating_add(request.asked_length)))
+        } else {
+            (start, start)
+        };
+        let is_of_cluster = request.flags & request_flags::CLUSTER != 0;
+        Self {
+            waited: Waited {
+                queued_ns: (request.queued_ns != 0).then_some(request.queued_ns),
+                issued_ns: request.issued_ns,
+                done_ns: record.done_ns,
+                is_held: request.flags & request_flags::HELD != 0,
+            },
+            device: request.device,
+            bytes: u64::from(record.bytes),
+            sector: request.sector + record.start / SECTOR_BYTES,
+            read: request.read,
+            file: request.file,
+            range,
+            asked,
+            submitter_tgid: (is_of_cluster && !is_of_read).then_some(request.submitter_tgid),
+        }
+    }
+
+    /// Whether a moment and a place are the ones at which something was merged into it.
+    fn takes(&self, merge: &MergeRecord) -> bool {
+        let sectors = self.sector..self.sector + self.bytes.div_ceil(SECTOR_BYTES);
+        self.device == merge.device
+            && sectors.contains(&merge.sector)
+            && self.waited.first_ns() <= merge.at_ns
+            && merge.at_ns <= self.waited.done_ns
+    }
+
+    fn is_of_file(&self) -> bool {
+        self.file.inode != 0 && self.range.0 < self.range.1
+    }
+}
+
+/// What was read of one file from one device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct FromDevice {
+    /// Requests.
+    pub requests: u64,
+    /// Bytes that a read asked for.
+    pub asked_bytes: u64,
+    /// Bytes that were read ahead.
+    pub ahead_bytes: u64,
+}
+
+impl FromDevice {
+    /// Adds another one's counts.
+    pub fn merge(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.asked_bytes += other.asked_bytes;
+        self.ahead_bytes += other.ahead_bytes;
+    }
+}
+
+/// The requests of a trace.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    /// By file and offset: the newest that brought those pages.
+    by_file: HashMap<FileId, BTreeMap<u64, Part>>,
+    /// By the read in whose course they were.
+    by_read: HashMap<ReadKey, Vec<Part>>,
+    /// Oldest first: what is in the two above.
+    order: VecDeque<(ReadKey, FileId, u64, u64)>,
+    merges: VecDeque<MergeRecord>,
+    /// The longest request so far, bytes.
+    longest: u64,
+    /// Sums by the file that was read and the device that it came from; no file: direct I/O, metadata.
+    pub sums: HashMap<(FileId, u32), FromDevice>,
+}
+
+impl Blocks {
+    /// Takes in a request, or a part of one, that has completed.
+    pub fn add(&mut self, record: &RequestRecord) {
+        let part = Part::of(record);
+        self.count(&part, record);
+        self.longest = self.longest.max(part.range.1 - part.range.0);
+        if part.read.start_ns != 0 {
+            self.by_read.entry(part.read).or_default().push(part);
+        }
+        let merged = self.merges.iter().filter(|merge| part.takes(merge)).map(|merge| merge.read);
+        for read in merged.collect::<Vec<_>>() {
+            self.by_read.entry(read).or_default().push(part);
+            self.order.push_back((read, FileId::default(), 0, 0));
+        }
+        if part.is_of_file() {
+            self.by_file.entry(part.file).or_default().insert(part.range.0, part);
+        }
+        self.order.push_back((part.read, part.file, part.range.0, part.waited.done_ns));
+        self.forget_oldest();
+    }
+
+    /// Takes in that something of a read was merged into a request.
+    pub fn add_merge(&mut self, merge: MergeRecord) {
+        self.merges.push_back(merge);
+        if self.merges.len() > MOST_MERGES {
+            self.merges.pop_front();
+        }
+    }
+
+    fn count(&mut self, part: &Part, record: &RequestRecord) {
+        let is_of_cluster = record.request.flags & request_flags::CLUSTER != 0;
+        if !is_of_cluster {
+            return;
+        }
+        // In a long trace there may be no end of temporary files.
+        let mut key = (part.file, part.device);
+        if self.sums.len() >= MOST_SUMS && !self.sums.contains_key(&key) {
+            key.0 = FileId::default();
+        }
+        let sums = self.sums.entry(key).or_default();
+        let is_last = record.request.flags & request_flags::PART == 0;
+        sums.requests += u64::from(is_last);
+        // Without pages of a file, all of it was asked for. Of what a kernel thread of io_uring queued, it turns out when its
+        // reads end.
+        let asked = if part.is_of_file() { part.asked.1 - part.asked.0 } else { part.bytes };
+        sums.asked_bytes += asked;
+        sums.ahead_bytes += part.bytes - asked;
+    }
+
+    /// Where the time of a read went that has just ended.
+    pub fn settle(&mut self, read: &ReadRecord) -> Timing {
+        let begun = &read.begun;
+        let key = ReadKey { start_ns: begun.start_ns, tid: thread_of(read), reserved: 0 };
+        let own = self.by_read.remove(&key).unwrap_or_default();
+        let start_ns = if begun.staged_ns == 0 { begun.start_ns } else { begun.staged_ns };
+        let unknown = Timing { start_ns, end_ns: read.end_ns, ..Timing::default() };
+        let Some(range) = range_of(read) else { return unknown };
+        let is_direct = begun.flags & flags::DIRECT != 0;
+
+        let mut waited: Vec<Waited> = own
+            .iter()
+            .filter(|part| part.file != begun.file || !part.is_of_file())
+            .map(|part| part.waited)
+            .collect();
+        let mut brought = Intervals::default();
+        let mut is_readahead_hit = false;
+        if !is_direct {
+            for part in self.parts_in(begun.file, range) {
+                let common = overlap(part.range, range);
+                if part.waited.first_ns() >= read.end_ns {
+                    // Began after the read had ended.
+                } else if part.waited.done_ns > begun.start_ns {
+                    waited.push(part.waited);
+                    brought.add(common.0, common.1);
+                } else if overlap(part.asked, range) != common {
+                    is_readahead_hit = true;
+                }
+            }
+            self.claim(read, range);
+        }
+        let source = if is_direct {
+            Source::Device
+        } else if waited.is_empty() {
+            Source::Cache
+        } else if brought.length() == range.1 - range.0 {
+            Source::Device
+        } else {
+            Source::Mixed
+        };
+        if is_direct && waited.is_empty() {
+            // It waited, but for which requests is not known.
+            return Timing { source: Some(source), ..unknown };
+        }
+        let stages = stages::of(read, &waited);
+        let is_readahead_hit = is_readahead_hit && source == Source::Cache;
+        Timing { start_ns, end_ns: read.end_ns, stages, source: Some(source), is_readahead_hit }
+    }
+
+    /// What a kernel thread of io_uring queued was asked for by the reads of that ring which waited for it.
+    fn claim(&mut self, read: &ReadRecord, range: (u64, u64)) {
+        let begun = &read.begun;
+        if begun.flags & flags::PUNTED == 0 {
+            return;
+        }
+        let from = range.0.saturating_sub(self.longest);
+        let Some(parts) = self.by_file.get_mut(&begun.file) else { return };
+        for (_, part) in parts.range_mut(from..range.1) {
+            let common = overlap(part.range, range);
+            if part.submitter_tgid != Some(begun.caller_tgid)
+                || common.0 >= common.1
+                || part.waited.done_ns <= begun.start_ns
+            {
+                continue;
+            }
+            // Reads next to each other: what is asked for stays one range.
+            let before = part.asked;
+            part.asked =
+                if before.0 == before.1 { common } else { (before.0.min(common.0), before.1.max(common.1)) };
+            let newly = (part.asked.1 - part.asked.0) - (before.1 - before.0);
+            if let Some(sums) = self.sums.get_mut(&(part.file, part.device)) {
+                sums.asked_bytes += newly;
+                sums.ahead_bytes = sums.ahead_bytes.saturating_sub(newly);
+            }
+        }
+    }
+
+    /// Requests that brought pages of a range of a file.
+    fn parts_in(&self, file: FileId, range: (u64, u64)) -> impl Iterator<Item = &Part> {
+        let from = range.0.saturating_sub(self.longest);
+        let parts = self.by_file.get(&file).into_iter().flat_map(move |parts| parts.range(from..range.1));
+        parts.map(|(_, part)| part).filter(move |part| part.range.1 > range.0)
+    }
+
+    fn forget_oldest(&mut self) {
+        while self.order.len() > MOST_REQUESTS {
+            let Some((read, file, offset, done_ns)) = self.order.pop_front() else { return };
+            self.by_read.remove(&read);
+            if let Some(parts) = self.by_file.get_mut(&file) {
+                // A newer one may have taken its place.
+                if parts.get(&offset).is_some_and(|part| part.waited.done_ns == done_ns) {
+                    parts.remove(&offset);
+                }
+                if parts.is_empty() {
+                    self.by_file.remove(&file);
+                }
+            }
+        }
+    }
+}
+
+/// The thread that began a read: the one in whose course its requests are.
+fn thread_of(read: &ReadRecord) -> u32 {
+    if read.begun.flags & flags::IO_URING == 0 { read.executor_tid } else { read.begun.caller_tgid }
+}
+
+/// Where in its file a read was; `None` when that is not known, or nothing was read.
+fn range_of(read: &ReadRecord) -> Option<(u64, u64)> {
+    let begun = &read.begun;
+    let bytes = u64::try_from(read.result).ok().filter(|bytes| *bytes > 0)?;
+    let is_known = begun.file.inode != 0 && begun.offset != OFFSET_OF_FILE_POSITION;
+    is_known.then(|| (begun.offset, begun.offset.saturating_add(bytes)))
+}
+
+/// What two ranges have in common; an empty range when it is nothing.
+fn overlap(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+    let start = one.0.max(other.0);
+    (start, one.1.min(other.1).max(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use pgiotrace_ebpf::{Begun, NOT_KNOWN, Request};
+
+    use super::*;
+    use crate::model::io::Stage;
+
+    const TABLE: FileId = FileId { inode: 7, device: 8, generation: 1 };
+    const KIB: u64 = 1024;
+
+    /// A read of a thread, of 8 KiB at an offset.
+    fn read(tid: u32, offset: u64, (start_ns, end_ns): (u64, u64)) -> ReadRecord {
+        ReadRecord {
+            executor_tgid: tid,
+            executor_tid: tid,
+            run_delay_ns: NOT_KNOWN,
+            end_ns,
+            result: 8192,
+            begun: Begun {
+                start_ns,
+                offset,
+                length: 8192,
+                file: TABLE,
+                caller_tgid: tid,
+                owner_tgid: tid,
+                ..Begun::default()
+            },
+            ..ReadRecord::default()
+        }
+    }
+
+    fn key(read: &ReadRecord) -> ReadKey {
+        ReadKey { start_ns: read.begun.start_ns, tid: thread_of(read), reserved: 0 }
+    }
+
+    /// A request for a range of the table.
+    fn request((from, to): (u64, u64), [queued_ns, issued_ns, done_ns]: [u64; 3]) -> RequestRecord {
+        let bytes = u32::try_from(to - from).expect("short");
+        let request = Request {
+            queued_ns,
+            issued_ns,
+            sector: from / SECTOR_BYTES,
+            asked_offset: OFFSET_OF_FILE_POSITION,
+            file: TABLE,
+            offset: from,
+            file_bytes: bytes,
+            device: 1,
+            flags: request_flags::CLUSTER,
+            ..Request::default()
+        };
+        RequestRecord { bytes, done_ns, request, ..RequestRecord::default() }
+    }
+
+    /// The same, in the course of a read.
+    fn request_of(by: &ReadRecord, range: (u64, u64), times: [u64; 3]) -> RequestRecord {
+        let mut record = request(range, times);
+        record.request.read = key(by);
+        record.request.asked_offset = by.begun.offset;
+        record.request.asked_length = by.begun.length;
+        record
+    }
+
+    fn of_no_file(mut record: RequestRecord) -> RequestRecord {
+        record.request.file = FileId::default();
+        (record.request.offset, record.request.file_bytes) = (0, 0);
+        record
+    }
+
+    fn stage(timing: &Timing, stage: Stage) -> Option<u64> {
+        timing.stages.get(stage)
+    }
+
+    #[test]
+    fn a_read_waits_for_the_request_that_it_caused() {
+        let mut blocks = Blocks::default();
+        let read = read(5, 0, (100, 900));
+        blocks.add(&request_of(&read, (0, 8192), [110, 150, 800]));
+        let timing = blocks.settle(&read);
+        assert_eq!(timing.source, Some(Source::Device));
+        assert_eq!(stage(&timing, Stage::Submit), Some(10));
+        assert_eq!(stage(&timing, Stage::BlockQueue), Some(40));
+        assert_eq!(stage(&timing, Stage::Device), Some(650));
+        assert_eq!(timing.stages.sum_ns(), timing.latency_ns());
+    }
+
+    #[test]
+    fn a_read_that_no_request_overlaps_is_served_from_the_cache() {
+        let mut blocks = Blocks::default();
+        let first = read(5, 0, (100, 900));
+        blocks.add(&request_of(&first, (0, 8192), [110, 150, 800]));
+        blocks.settle(&first);
+        let again = read(6, 0, (1_000, 1_200));
+        let timing = blocks.settle(&again);
+        assert_eq!((timing.source, timing.is_readahead_hit), (Some(Source::Cache), false));
+        assert_eq!(stage(&timing, Stage::Cache), Some(200));
+        assert_eq!(stage(&timing, Stage::Device), None);
+    }
+
+    #[test]
+    fn what_readahead_brought_is_told_from_what_was_asked() {
+        let mut blocks = Blocks::default();
+        let first = read(5, 0, (100, 900));
+        blocks.add(&request_of(&first, (0, 128 * KIB), [110, 150, 800]));
+        blocks.settle(&first);
+        let sums = blocks.sums[&(TABLE, 1)];
+        assert_eq!((sums.requests, sums.asked_bytes, sums.ahead_bytes), (1, 8 * KIB, 120 * KIB));
+        let next = blocks.settle(&read(5, 8 * KIB, (1_000, 1_100)));
+        assert_eq!((next.source, next.is_readahead_hit), (Some(Source::Cache), true));
+    }
+
+    #[test]
+    fn a_read_does_not_wait_for_its_own_readahead() {
+        let mut blocks = Blocks::default();
+        let read = read(5, 0, (100, 300));
+        // It outlives the read.
+        blocks.add(&request_of(&read, (64 * KIB, 128 * KIB), [110, 150, 200]));
+        let timing = blocks.settle(&read);
+        assert_eq!(timing.source, Some(Source::Cache));
+        blocks.add(&request_of(&read, (128 * KIB, 256 * KIB), [120, 160, 5_000]));
+        assert_eq!(blocks.sums[&(TABLE, 1)].ahead_bytes, 192 * KIB);
+    }
+
+    #[test]
+    fn a_read_waits_for_the_rest_of_a_request_that_another_one_caused() {
+        let mut blocks = Blocks::default();
+        let (other, late) = (read(5, 0, (100, 900)), read(6, 64 * KIB, (400, 850)));
+        blocks.add(&request_of(&other, (0, 128 * KIB), [110, 150, 800]));
+        let timing = blocks.settle(&late);
+        assert_eq!(timing.source, Some(Source::Device));
+        assert_eq!(stage(&timing, Stage::Device), Some(400));
+        assert_eq!(stage(&timing, Stage::BlockQueue), None, "it came when the request was with the device");
+    }
+
+    #[test]
+    fn a_request_that_completed_before_the_read_looked_costs_it_nothing() {
+        let mut blocks = Blocks::default();
+        blocks.add(&request((0, 8192), [10, 20, 90]));
+        let timing = blocks.settle(&read(5, 0, (100, 200)));
+        assert_eq!(timing.source, Some(Source::Cache));
+        assert_eq!(timing.stages.sum_ns(), 100);
+    }
+
+    #[test]
+    fn a_request_that_outlives_the_read_counts_only_while_the_read_lasted() {
+        let mut blocks = Blocks::default();
+        // The driver completes in parts: the pages are there before the request has ended.
+        let read = read(5, 0, (100, 500));
+        let mut part = request_of(&read, (0, 16 * KIB), [110, 150, 400]);
+        part.bytes = 8192;
+        part.request.flags |= request_flags::PART;
+        blocks.add(&part);
+        let timing = blocks.settle(&read);
+        assert_eq!((timing.source, stage(&timing, Stage::Device)), (Some(Source::Device), Some(250)));
+        let rest = RequestRecord { start: 8192, done_ns: 900, ..part };
+        blocks.add(&RequestRecord {
+            request: Request { flags: request_flags::CLUSTER, ..rest.request },
+            ..rest
+        });
+        assert_eq!(blocks.sums[&(TABLE, 1)].requests, 1, "two parts are one request");
+    }
+
+    #[test]
+    fn metadata_in_the_course_of_a_read_is_waited_for() {
+        let mut blocks = Blocks::default();
+        let read = read(5, 0, (100, 900));
+        blocks.add(&of_no_file(request_of(&read, (4096, 8192), [110, 150, 800])));
+        let timing = blocks.settle(&read);
+        assert_eq!((timing.source, stage(&timing, Stage::Device)), (Some(Source::Mixed), Some(650)));
+    }
+
+    #[test]
+    fn direct_reads_that_share_a_request_wait_for_it_together() {
+        let mut blocks = Blocks::default();
+        let direct = |offset, times| {
+            let mut read = read(5, offset, times);
+            read.begun.flags |= flags::DIRECT | flags::IO_URING;
+            read
+        };
+        let (one, two, lone) = (direct(0, (100, 900)), direct(8192, (105, 910)), direct(MIB, (106, 920)));
+        blocks.add_merge(MergeRecord {
+            device: 1,
+            sector: 16,
+            at_ns: 115,
+            read: key(&two),
+            ..MergeRecord::default()
+        });
+        blocks.add(&of_no_file(request_of(&one, (0, 16 * KIB), [110, 150, 800])));
+        for read in [&one, &two] {
+            let timing = blocks.settle(read);
+            assert_eq!((timing.source, stage(&timing, Stage::Device)), (Some(Source::Device), Some(650)));
+        }
+        let timing = blocks.settle(&lone);
+        assert_eq!(
+            (timing.source, stage(&timing, Stage::Device)),
+            (Some(Source::Device), None),
+            "not measured"
+        );
+    }
+
+    const MIB: u64 = KIB * KIB;
+
+    #[test]
+    fn a_request_of_an_io_uring_thread_is_found_by_file_and_range() {
+        let mut blocks = Blocks::default();
+        let mut read = read(5, 0, (100, 900));
+        read.begun.flags |= flags::IO_URING | flags::PUNTED;
+        let mut record = request((0, 32 * KIB), [200, 250, 800]);
+        record.request.submitter_tgid = 5;
+        blocks.add(&record);
+        let timing = blocks.settle(&read);
+        assert_eq!((timing.source, stage(&timing, Stage::Device)), (Some(Source::Device), Some(550)));
+        let sums = blocks.sums[&(TABLE, 1)];
+        assert_eq!((sums.asked_bytes, sums.ahead_bytes), (8 * KIB, 24 * KIB));
+    }
+
+    #[test]
+    fn what_the_block_layer_held_back_is_time_in_its_queue() {
+        let mut blocks = Blocks::default();
+        let read = read(5, 0, (100, 900));
+        let mut record = request((0, 8192), [600, 610, 800]);
+        record.request.flags = request_flags::HELD;
+        blocks.add(&record);
+        let timing = blocks.settle(&read);
+        assert_eq!(stage(&timing, Stage::BlockQueue), Some(510));
+        assert_eq!(stage(&timing, Stage::Device), Some(190));
+    }
+
+    #[test]
+    fn memory_stays_bounded_however_many_requests_there_are() {
+        let mut blocks = Blocks::default();
+        for number in 0..MOST_REQUESTS as u64 + 1_000 {
+            let read = read(5, number * 8192, (number * 10 + 1, number * 10 + 9));
+            let offset = number * 8192;
+            blocks.add(&request_of(
+                &read,
+                (offset, offset + 8192),
+                [number * 10 + 2, number * 10 + 3, number * 10 + 4],
+            ));
+        }
+        assert_eq!(blocks.order.len(), MOST_REQUESTS);
+        assert_eq!(blocks.by_file[&TABLE].len(), MOST_REQUESTS);
+        assert_eq!(blocks.by_read.len(), MOST_REQUESTS);
+    }
+}

@@ -1,0 +1,197 @@
+//! How much of its reading each backend waited for: exposed and hidden time, and bounds for what nobody measures.
+
+use std::collections::{HashMap, VecDeque};
+
+use pgiotrace_ebpf::WaitRecord;
+
+use crate::model::{
+    LatencyHistogram,
+    aggregate::{ExposureTotals, Incarnation},
+    intervals::Intervals,
+    io::{Io, Method},
+};
+
+/// How many intervals of each owner are remembered, for reads and waits that are still on their way.
+const REMEMBERED: usize = 1024;
+
+/// One backend's waiting and reading, as it grows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Exposure {
+    waits: Intervals,
+    reads: Intervals,
+    unawaited: VecDeque<Unawaited>,
+    exposed_ns: u64,
+    reading_ns: u64,
+    pg_queue_at_least: LatencyHistogram,
+    wakeup_at_most: LatencyHistogram,
+}
+
+impl Exposure {
+    /// The sums.
+    pub fn totals(self) -> ExposureTotals {
+        ExposureTotals {
+            exposed_ns: self.exposed_ns,
+            hidden_ns: self.reading_ns - self.exposed_ns,
+            pg_queue_at_least: self.pg_queue_at_least,
+            wakeup_at_most: self.wakeup_at_most,
+        }
+    }
+
+    /// The owner was blocked.
+    fn add_wait(&mut self, start: u64, end: u64) {
+        for (from, to) in self.waits.add(start, end).iter() {
+            self.exposed_ns += self.reads.overlap(from, to);
+        }
+        self.waits.keep_newest(REMEMBERED);
+    }
+
+    /// A read of the owner's was in flight.
+    fn add_read(&mut self, start: u64, end: u64) {
+        for (from, to) in self.reads.add(start, end).iter() {
+            self.reading_ns += to - from;
+            self.exposed_ns += self.waits.overlap(from, to);
+        }
+        self.reads.keep_newest(REMEMBERED);
+    }
+
+    /// A read has ended.
+    pub fn read(&mut self, io: &Io, execution_ns: u64) {
+        let (start, end) = (io.timing.start_ns, io.timing.end_ns);
+        if io.method == Method::Sync {
+            // Inside its own system call, the owner waits.
+            self.add_wait(start, end);
+        } else {
+            let read = Unawaited { execution_ns, end_ns: end, is_by_worker: io.method == Method::Worker };
+            if let Some(wait) = self.waits.around(execution_ns) {
+                self.bound_queue(&read, wait);
+            }
+            self.unawaited.push_back(read);
+            if self.unawaited.len() > REMEMBERED {
+                self.unawaited.pop_front();
+            }
+        }
+        self.add_read(start, end);
+    }
+
+    /// A wait of the owner's has ended.
+    pub fn wait(&mut self, record: &WaitRecord) {
+        let (start, end) = (record.start_ns, record.end_ns);
+        self.add_wait(start, end);
+        while let Some(read) = self.unawaited.pop_front_if(|read| read.end_ns <= end) {
+            self.bound_queue(&read, (start, end));
+            if read.end_ns >= start {
+                self.wakeup_at_most.record(end - read.end_ns);
+            }
+        }
+    }
+
+    /// A read that an io worker begins while its owner is blocked was in the queue ever since: the owner could not have
+    /// submitted it meanwhile.
+    fn bound_queue(&mut self, read: &Unawaited, (since, until): (u64, u64)) {
+        if read.is_by_worker && (since..until).contains(&read.execution_ns) {
+            self.pg_queue_at_least.record(read.execution_ns - since);
+        }
+    }
+}
+
+/// A read that another process executed, and whose owner has not been seen to wait for it.
+#[derive(Debug, Clone, Copy)]
+struct Unawaited {
+    /// When its execution began.
+    execution_ns: u64,
+    end_ns: u64,
+    is_by_worker: bool,
+}
+
+/// All backends' waiting and reading.
+#[derive(Debug, Default)]
+pub(super) struct Exposures(HashMap<Incarnation, Exposure>);
+
+impl Exposures {
+    /// One backend's, to add to.
+    pub fn entry(&mut self, owner: Incarnation) -> &mut Exposure {
+        self.0.entry(owner).or_default()
+    }
+
+    /// All backends.
+    pub fn owners(&self) -> Vec<Incarnation> {
+        self.0.keys().copied().collect()
+    }
+
+    /// Forgets a backend, and hands over what it had.
+    pub fn remove(&mut self, owner: Incarnation) -> Option<Exposure> {
+        self.0.remove(&owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::io::{Executor, Subject, Timing},
+        server::Pid,
+    };
+
+    fn io(method: Method, start_ns: u64, end_ns: u64) -> Io {
+        Io {
+            owner: Some(Pid(1)),
+            executor: Pid(2),
+            executor_kind: Executor::Owner,
+            method,
+            subject: Subject::Unknown,
+            blocks: 1,
+            bytes: 8192,
+            is_queue_full_fallback: false,
+            timing: Timing { start_ns, end_ns, ..Timing::default() },
+        }
+    }
+
+    fn wait(start_ns: u64, end_ns: u64) -> WaitRecord {
+        WaitRecord { start_ns, end_ns, ..WaitRecord::default() }
+    }
+
+    fn exposure(reads: &[(Method, u64, u64)], waits: &[(u64, u64)]) -> Exposure {
+        let mut exposure = Exposure::default();
+        for (method, start, end) in reads {
+            exposure.read(&io(*method, *start, *end), *start);
+        }
+        for (start, end) in waits {
+            exposure.wait(&wait(*start, *end));
+        }
+        exposure
+    }
+
+    fn times(exposure: Exposure) -> (u64, u64) {
+        let totals = exposure.totals();
+        (totals.exposed_ns, totals.hidden_ns)
+    }
+
+    #[test]
+    fn a_backends_own_reads_hide_nothing() {
+        let exposure = exposure(&[(Method::Sync, 100, 200), (Method::Sync, 250, 300)], &[]);
+        assert_eq!(times(exposure), (150, 0));
+    }
+
+    #[test]
+    fn reads_that_overlap_the_owners_work_are_hidden_but_for_its_waits() {
+        let reads = [(Method::Worker, 100, 200), (Method::Worker, 150, 300), (Method::IoUring, 500, 600)];
+        let exposure = exposure(&reads, &[(180, 320), (400, 450)]);
+        assert_eq!(times(exposure), (120, 180));
+    }
+
+    #[test]
+    fn the_order_in_which_reads_and_waits_are_told_does_not_matter() {
+        let mut exposure = exposure(&[], &[(180, 320), (400, 450)]);
+        for (start, end) in [(150, 300), (100, 200), (440, 460)] {
+            exposure.read(&io(Method::Worker, start, end), start);
+        }
+        assert_eq!(times(exposure), (130, 90));
+    }
+
+    #[test]
+    fn a_read_that_begins_while_its_owner_is_blocked_had_been_in_the_queue() {
+        let exposure = exposure(&[(Method::Worker, 250, 300), (Method::Worker, 100, 310)], &[(180, 320)]);
+        assert_eq!(exposure.pg_queue_at_least.dist().map(|dist| (dist.count, dist.max)), Some((1, 0.07)));
+        assert_eq!(exposure.wakeup_at_most.dist().map(|dist| (dist.count, dist.max)), Some((2, 0.02)));
+    }
+}
