@@ -88,10 +88,12 @@ pub fn place_of(bio: u64) -> Option<Place> {
     let compound: u64 = PAGE_COMPOUND_HEAD.read(page)?;
     let head = if compound & TAIL != 0 { compound - TAIL } else { page };
     let mapping: u64 = FOLIO_MAPPING.read(head)?;
-    if mapping == 0 || mapping & NO_FILE != 0 || PAGE_STRUCT_BYTES.get() == 0 {
+    // Loaded once, so that the compiler sees that nothing is divided by 0.
+    let page_struct_bytes = PAGE_STRUCT_BYTES.get();
+    if mapping == 0 || mapping & NO_FILE != 0 || page_struct_bytes == 0 {
         return None;
     }
-    let pages = (page - head) / PAGE_STRUCT_BYTES.get();
+    let pages = (page - head) / page_struct_bytes;
     let offset = (FOLIO_INDEX.read::<u64>(head)? + pages) * PAGE_BYTES.get() + within;
     Some(Place { inode: MAPPING_HOST.read(mapping)?, offset })
 }

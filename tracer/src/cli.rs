@@ -180,6 +180,10 @@ struct StatArgs {
     #[arg(long, hide = true, value_name = "KIB", default_value = DEFAULT_RING_KIB, value_parser = ring_kib)]
     ring_kib: u32,
 
+    /// Write the kernel's records, as they come, to this file (a testing aid)
+    #[arg(long, hide = true, value_name = "FILE")]
+    raw_records: Option<PathBuf>,
+
     /// Trace while this command runs; put -- before it when its name could be an option
     #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
@@ -263,6 +267,8 @@ pub struct StatOptions {
     pub attribution: Attribution,
     /// Size of the ring between kernel and tracer, KiB; a power of two of pages.
     pub ring_kib: u32,
+    /// Where the kernel's records go as they come.
+    pub raw_records: Option<PathBuf>,
 }
 
 /// Which server to trace, and how to connect to it. What is `None` is left to the `PG*` variables and the defaults.
@@ -477,7 +483,7 @@ impl ConnectionArgs {
 
 impl StatArgs {
     fn into_options(self, connection: ConnectionOptions, report: ReportOptions) -> StatOptions {
-        let Self { duration, sample_rate, filter, attribution, ring_kib, command } = self;
+        let Self { duration, sample_rate, filter, attribution, ring_kib, raw_records, command } = self;
         let FilterArgs { pid, relation, database, user, min_latency } = filter;
         StatOptions {
             connection,
@@ -487,6 +493,7 @@ impl StatArgs {
             filter: Filter { pids: pid, relations: relation, databases: database, users: user, min_latency },
             attribution,
             ring_kib,
+            raw_records,
         }
     }
 }
@@ -582,6 +589,7 @@ mod tests {
             filter: Filter::default(),
             attribution: Attribution::Handle,
             ring_kib: 16 << 10,
+            raw_records: None,
         };
         assert_eq!(options.action, Action::Stat(expected));
         assert!(stat("pgiotrace stat").filter.is_empty());

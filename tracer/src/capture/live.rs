@@ -1,7 +1,8 @@
 //! The running machine as a source of events.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     time::{Duration, Instant},
 };
 
@@ -61,6 +62,8 @@ pub struct Plan {
     pub use_handles: bool,
     /// Size of the ring between kernel and tracer; a power of two of pages.
     pub ring_bytes: u32,
+    /// Where the kernel's records go as they come, too.
+    pub raw_records: Option<File>,
 }
 
 /// An attached trace.
@@ -156,12 +159,13 @@ impl Live {
     ///
     /// When the kernel refuses a program that nothing can be traced without.
     pub fn attach(plan: Plan) -> Result<Self, LiveError> {
-        let Plan { server, connector, sample_interval, use_handles, ring_bytes } = plan;
+        let Plan { server, connector, sample_interval, use_handles, ring_bytes, raw_records } = plan;
         // Named before it is read, so that a restart in between is noticed at the next look.
         let shared_memory = server.shared_memory();
         let aio = AioState::read(&server, use_handles);
         let mut notes: Vec<String> = aio.note().into_iter().collect();
         let mut kernel = Kernel::load(aio.sizes(ring_bytes))?;
+        kernel.tap(raw_records);
         notes.extend(kernel.absent_members().iter().map(|(structure, member)| {
             format!("this kernel has no {structure}.{member}: {}", lost_without_member_of(structure))
         }));

@@ -2,8 +2,10 @@
 
 use std::{
     ffi::OsString,
+    fs::File,
     io::{self, IsTerminal},
     os::unix::process::ExitStatusExt,
+    path::Path,
     pin::pin,
     process::{ExitCode, ExitStatus},
     time::{Duration, Instant},
@@ -55,10 +57,16 @@ pub fn run(
         sample_interval: options.sample_rate.map(|hertz| Duration::from_secs(1) / hertz.get()),
         use_handles: options.attribution == Attribution::Handle,
         ring_bytes: options.ring_kib << 10,
+        raw_records: options.raw_records.as_deref().map(create).transpose()?,
     };
     let (report, status) = runtime()?.block_on(trace(options, plan, is_verbose, started))?;
     present::deliver_stat(&report, options.report.format, &options.report.destination, color)?;
     Ok(exit_code(&report, status))
+}
+
+fn create(path: &Path) -> anyhow::Result<File> {
+    File::create(path)
+        .map_err(|error| anyhow!("creating {} failed: {error}; name another file", path.display()))
 }
 
 /// The command's own code where there is one, as `perf stat` and `env` do.

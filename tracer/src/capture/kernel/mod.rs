@@ -3,7 +3,11 @@
 pub mod btf;
 pub mod programs;
 
-use std::{io, time::Duration};
+use std::{
+    fs::File,
+    io::{self, BufWriter, Write as _},
+    time::Duration,
+};
 
 use aya::{
     Btf, Ebpf, EbpfLoader,
@@ -183,6 +187,7 @@ pub struct Kernel {
     received: u64,
     is_behind: bool,
     absent: Vec<(&'static str, &'static str)>,
+    tap: Option<BufWriter<File>>,
 }
 
 /// How many records are taken out of the ring at once.
@@ -251,7 +256,14 @@ impl Kernel {
             received: 0,
             is_behind: false,
             absent,
+            tap: None,
         })
+    }
+
+    /// Writes every entry of the ring to a file as well: its length as a u32, and its bytes. A testing aid; what cannot be
+    /// written is missing there.
+    pub fn tap(&mut self, file: Option<File>) {
+        self.tap = file.map(BufWriter::new);
     }
 
     /// Members of structures that this kernel lacks: (structure, member).
@@ -381,6 +393,10 @@ impl Kernel {
         self.clear_ready();
         for _ in 0..MOST_AT_ONCE {
             let Some(item) = self.ring.get_mut().next() else { return };
+            if let Some(tap) = &mut self.tap {
+                let length = u32::try_from(item.len()).unwrap_or(0);
+                let _ = tap.write_all(&length.to_ne_bytes()).and_then(|()| tap.write_all(&item));
+            }
             if let Some(record) = parse(&item) {
                 self.received += u64::from(matches!(record, Record::Read(_)));
                 sink(record);

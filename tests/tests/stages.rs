@@ -1,0 +1,217 @@
+//! Where the time of reads went, held against a disk whose latency is known, request by request.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use pgiotrace_ebpf::RequestRecord;
+use pgiotrace_tests::{
+    Cluster, FileSystem, Latency, PgInstall, RawRecords, Served, SlowDisk, Tracer,
+    ledger::{complaints, report_of, traced_blocks},
+    scan,
+};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const TABLE: &str = "on_slow_disk";
+const TABLE_MIB: u32 = 32;
+const METHODS: [&str; 3] = ["sync", "worker", "io_uring"];
+/// How often times are compared until they agree: the host of a virtual machine takes a processor away for milliseconds
+/// at times.
+const ATTEMPTS: u32 = 5;
+/// The tolerance: a share, or that many microseconds.
+const SHARE: f64 = 0.02;
+const MICROS: f64 = 100.0;
+
+/// One test at a time: they measure times, on few processors.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A server with a table on a disk.
+struct Rig {
+    // Before the disk that it uses.
+    cluster: Cluster,
+    disk: SlowDisk,
+}
+
+impl Rig {
+    fn start(file_system: FileSystem, is_direct: bool, mebibytes: u32) -> Result<Self> {
+        let disk = SlowDisk::builder().size(512 * MIB).file_system(file_system).start()?;
+        let mut builder =
+            Cluster::builder(PgInstall::v18()?).io_method("sync").shared_buffers("16MB").slow_disk(&disk);
+        if is_direct {
+            builder = builder.setting("debug_io_direct", "data");
+        }
+        let cluster = builder.start()?;
+        let mut client = cluster.connect("postgres")?;
+        let location = disk.tablespace_dir();
+        client.batch_execute(&format!("CREATE TABLESPACE slow LOCATION '{}'", location.display()))?;
+        client.batch_execute("SET default_tablespace = slow")?;
+        scan::create_table(&mut client, TABLE, mebibytes)?;
+        Ok(Self { cluster, disk })
+    }
+
+    /// Scans the cold table under the tracer.
+    fn cold_scan(&self, latency: Latency) -> Result<Scan> {
+        self.disk.set_latency(Latency::NONE);
+        self.cluster.drop_caches()?;
+        let mut client = self.cluster.connect("postgres")?;
+        let pid = scan::backend_pid(&mut client)?;
+        // What the planner has to know, and the file system of the file.
+        client.simple_query(&format!("EXPLAIN SELECT count(*) FROM {TABLE}"))?;
+        let records = self.cluster.folder().join("records");
+        let tracer = Tracer::stat(&self.cluster).arg("--raw-records").arg(&records).start()?;
+        self.disk.wait_idle()?;
+        self.disk.clear_log();
+        self.disk.set_latency(latency);
+        let blocks = scan::scan(&mut client, TABLE)?;
+        // What the kernel has read ahead, too.
+        self.disk.wait_idle()?;
+        let log = self.disk.log();
+        let report = report_of(&tracer.interrupt()?)?;
+        self.disk.set_latency(Latency::NONE);
+
+        ensure!(complaints(&report).is_empty(), "{:#?}", complaints(&report));
+        ensure!(traced_blocks(&report, TABLE) == blocks);
+        let records = RawRecords::read(&records)?;
+        Ok(Scan { report, log, records, pid })
+    }
+}
+
+/// What a scan gave.
+struct Scan {
+    report: Value,
+    log: Vec<Served>,
+    records: RawRecords,
+    pid: u32,
+}
+
+/// A request as the tracer and the disk saw it, microseconds.
+struct Pair {
+    tracer: f64,
+    disk: f64,
+}
+
+/// Pairs the tracer's requests with the disk's: the same bytes, served while the request was with the device.
+fn pair(requests: &[&RequestRecord], log: &[Served]) -> Result<Vec<Pair>> {
+    let mut served: HashMap<(u64, u32), Vec<&Served>> = HashMap::new();
+    for read in log {
+        served.entry((read.offset, read.length)).or_default().push(read);
+    }
+    let mut pairs = Vec::new();
+    for record in requests {
+        let (issued, done) = (record.request.issued_ns, record.done_ns);
+        let place = (record.request.sector * 512 + record.start, record.bytes);
+        let candidates = served.get_mut(&place).with_context(|| format!("the disk served no {record:?}"))?;
+        // The log's end is stamped after the answer was given.
+        let found = candidates.iter().position(|read| read.start_ns >= issued && read.start_ns <= done);
+        let read = candidates.swap_remove(found.with_context(|| format!("the disk served no {record:?}"))?);
+        pairs.push(Pair { tracer: (done - issued) as f64 / 1e3, disk: read.service_ns() as f64 / 1e3 });
+    }
+    let left: Vec<_> = served.into_values().flatten().collect();
+    ensure!(left.is_empty(), "the tracer saw no request of {left:?}");
+    Ok(pairs)
+}
+
+/// The smallest value that at least this share of all does not exceed.
+fn quantile(values: impl Iterator<Item = f64>, share: f64) -> f64 {
+    let mut sorted: Vec<_> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rank is small and positive"
+    )]
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted[rank.saturating_sub(1).min(sorted.len() - 1)]
+}
+
+/// Whether the tracer's percentiles are the disk's, but for the way through the loop device, which is stated.
+fn agree(what: &str, pairs: &[Pair]) -> bool {
+    let hop = quantile(pairs.iter().map(|pair| pair.tracer - pair.disk), 0.5);
+    let mut text = format!("{what}: {} requests, loop device's hop {hop:.0} µs", pairs.len());
+    let mut agrees = true;
+    for share in [0.5, 0.9, 0.99] {
+        let tracer = quantile(pairs.iter().map(|pair| pair.tracer), share);
+        let disk = quantile(pairs.iter().map(|pair| pair.disk), share);
+        agrees &= (tracer - disk - hop).abs() <= (disk * SHARE).max(MICROS);
+        text += &format!("; p{} {tracer:.0} disk {disk:.0}", share * 100.0);
+    }
+    println!("{text}");
+    agrees
+}
+
+fn compare(file_system: FileSystem, is_direct: bool) -> Result<()> {
+    let _alone = alone();
+    let mut rig = Rig::start(file_system, is_direct, TABLE_MIB)?;
+    let ms = Duration::from_millis;
+    let latencies = [
+        Latency::Constant(Duration::from_micros(200)),
+        Latency::Constant(ms(1)),
+        Latency::Constant(ms(5)),
+        Latency::Constant(ms(20)),
+        Latency::HeavyTailed { median: ms(2), p99: ms(40) },
+    ];
+    for method in METHODS {
+        rig.cluster.restart(&[("io_method", method)])?;
+        for latency in latencies {
+            let what = format!(
+                "{file_system:?}, {}, {method}, {latency:?}",
+                if is_direct { "direct" } else { "buffered" }
+            );
+            let mut attempt = 0;
+            loop {
+                attempt += 1;
+                let scan = rig.cold_scan(latency)?;
+                let requests = scan.records.requests_of(rig.disk.device());
+                let pairs = pair(&requests, &scan.log).with_context(|| what.clone())?;
+                if agree(&what, &pairs) {
+                    break;
+                }
+                ensure!(attempt < ATTEMPTS, "{what}: not the disk's times in {ATTEMPTS} attempts");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_request_of_buffered_reads_has_its_partner_on_ext4() -> Result<()> {
+    compare(FileSystem::Ext4, false)
+}
+
+#[test]
+fn every_request_of_direct_reads_has_its_partner_on_ext4() -> Result<()> {
+    compare(FileSystem::Ext4, true)
+}
+
+#[test]
+fn every_request_of_buffered_reads_has_its_partner_on_xfs() -> Result<()> {
+    compare(FileSystem::Xfs, false)
+}
+
+#[test]
+fn every_request_of_direct_reads_has_its_partner_on_xfs() -> Result<()> {
+    compare(FileSystem::Xfs, true)
+}
+
+#[test]
+fn try_it() -> Result<()> {
+    let mut rig = Rig::start(FileSystem::Ext4, std::env::var_os("DIRECT").is_some(), TABLE_MIB)?;
+    for method in METHODS {
+        rig.cluster.restart(&[("io_method", method)])?;
+        let scan = rig.cold_scan(Latency::Constant(Duration::from_millis(5)))?;
+        println!("{method}: {:#}", scan::relation(&scan.report, TABLE)?);
+        let mut backend = scan::backend(&scan.report, scan.pid)?.clone();
+        backend["io"]["stages_us"] = Value::Null;
+        println!("{method}: {backend:#}");
+        println!("{method}: {:#}", scan.report["devices"]);
+        println!("{:#}", scan.report["notes"]);
+    }
+    Ok(())
+}
