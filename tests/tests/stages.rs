@@ -7,10 +7,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use pgiotrace_ebpf::RequestRecord;
+use pgiotrace_ebpf::{RequestRecord, request_flags};
 use pgiotrace_tests::{
     Cluster, FileSystem, Latency, PgInstall, RawRecords, Served, SlowDisk, Tracer,
-    ledger::{complaints, report_of, traced_blocks},
+    ledger::{complaints, count, report_of, traced_blocks},
     scan,
 };
 use serde_json::Value;
@@ -44,6 +44,8 @@ impl Rig {
         let disk = SlowDisk::builder().size(512 * MIB).file_system(file_system).start()?;
         let mut builder =
             Cluster::builder(PgInstall::v18()?).io_method("sync").shared_buffers("16MB").slow_disk(&disk);
+        // The fewer backends there may be, the more buffers one may pin, and the longer are its reads.
+        builder = builder.setting("max_connections", "10");
         if is_direct {
             builder = builder.setting("debug_io_direct", "data");
         }
@@ -91,14 +93,42 @@ struct Scan {
     pid: u32,
 }
 
+impl Scan {
+    /// The report's entry of the disk's device.
+    fn device(&self, disk: &SlowDisk) -> Result<&Value> {
+        let (major, minor) = disk.device();
+        let dev = format!("{major}:{minor}");
+        let found = scan::list(&self.report, "devices").iter().find(|entry| entry["dev"] == dev);
+        found.with_context(|| format!("the report has no device {dev}: {:#}", self.report["devices"]))
+    }
+
+    /// Requests that neither the server queued nor are for a file's pages.
+    fn others_of(&self, disk: &SlowDisk) -> Result<usize> {
+        let device = self.device(disk)?;
+        ensure!(
+            count(device, "/requests")? == self.log.len() as u64,
+            "not all requests are counted: {device:#}"
+        );
+        let told = self.records.requests_of(disk.device());
+        let told = told.iter().filter(|record| record.request.flags & request_flags::PART == 0).count();
+        Ok(self.log.len() - told)
+    }
+}
+
 /// A request as the tracer and the disk saw it, microseconds.
 struct Pair {
+    /// Issued to completed.
     tracer: f64,
+    /// How long the disk served it.
     disk: f64,
+    /// From its issue until the disk saw it: the way through the loop driver and FUSE.
+    hop: f64,
 }
 
 /// Pairs the tracer's requests with the disk's: the same bytes, served while the request was with the device.
-fn pair(requests: &[&RequestRecord], log: &[Served]) -> Result<Vec<Pair>> {
+///
+/// Of the disk's, `others` may be left: what kernel threads read for themselves is counted, but not told one by one.
+fn pair(requests: &[&RequestRecord], log: &[Served], others: usize) -> Result<Vec<Pair>> {
     let mut served: HashMap<(u64, u32), Vec<&Served>> = HashMap::new();
     for read in log {
         served.entry((read.offset, read.length)).or_default().push(read);
@@ -111,10 +141,14 @@ fn pair(requests: &[&RequestRecord], log: &[Served]) -> Result<Vec<Pair>> {
         // The log's end is stamped after the answer was given.
         let found = candidates.iter().position(|read| read.start_ns >= issued && read.start_ns <= done);
         let read = candidates.swap_remove(found.with_context(|| format!("the disk served no {record:?}"))?);
-        pairs.push(Pair { tracer: (done - issued) as f64 / 1e3, disk: read.service_ns() as f64 / 1e3 });
+        pairs.push(Pair {
+            tracer: (done - issued) as f64 / 1e3,
+            disk: read.service_ns() as f64 / 1e3,
+            hop: (read.start_ns - issued) as f64 / 1e3,
+        });
     }
     let left: Vec<_> = served.into_values().flatten().collect();
-    ensure!(left.is_empty(), "the tracer saw no request of {left:?}");
+    ensure!(left.len() == others, "the tracer saw {others} requests of others, and none of {left:?}");
     Ok(pairs)
 }
 
@@ -131,19 +165,25 @@ fn quantile(values: impl Iterator<Item = f64>, share: f64) -> f64 {
     sorted[rank.saturating_sub(1).min(sorted.len() - 1)]
 }
 
-/// Whether the tracer's percentiles are the disk's, but for the way through the loop device, which is stated.
+/// Whether the tracer's percentiles are the disk's once the way through the loop driver is taken off each request. That is
+/// the device's own, and rightly in the tracer's time; in bursts, and on a machine that has other things to do, it is long.
 fn agree(what: &str, pairs: &[Pair]) -> bool {
-    let hop = quantile(pairs.iter().map(|pair| pair.tracer - pair.disk), 0.5);
-    let mut text = format!("{what}: {} requests, loop device's hop {hop:.0} µs", pairs.len());
+    let hop = |share| quantile(pairs.iter().map(|pair| pair.hop), share);
+    let mut text = format!("{what}: {} pairs, hop {:.0} to {:.0} µs", pairs.len(), hop(0.5), hop(0.99));
     let mut agrees = true;
     for share in [0.5, 0.9, 0.99] {
         let tracer = quantile(pairs.iter().map(|pair| pair.tracer), share);
+        let without_hop = quantile(pairs.iter().map(|pair| pair.tracer - pair.hop), share);
         let disk = quantile(pairs.iter().map(|pair| pair.disk), share);
-        agrees &= (tracer - disk - hop).abs() <= (disk * SHARE).max(MICROS);
-        text += &format!("; p{} {tracer:.0} disk {disk:.0}", share * 100.0);
+        agrees &= (without_hop - disk).abs() <= tolerance(disk);
+        text += &format!("; p{:.0} {tracer:.0}, without hop {without_hop:.0}, disk {disk:.0}", share * 100.0);
     }
     println!("{text}");
     agrees
+}
+
+fn tolerance(micros: f64) -> f64 {
+    (micros * SHARE).max(MICROS)
 }
 
 fn compare(file_system: FileSystem, is_direct: bool) -> Result<()> {
@@ -169,7 +209,8 @@ fn compare(file_system: FileSystem, is_direct: bool) -> Result<()> {
                 attempt += 1;
                 let scan = rig.cold_scan(latency)?;
                 let requests = scan.records.requests_of(rig.disk.device());
-                let pairs = pair(&requests, &scan.log).with_context(|| what.clone())?;
+                let pairs =
+                    pair(&requests, &scan.log, scan.others_of(&rig.disk)?).with_context(|| what.clone())?;
                 if agree(&what, &pairs) {
                     break;
                 }

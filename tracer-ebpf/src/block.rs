@@ -111,7 +111,7 @@ fn name_file(address: u64, request: &mut Request) -> Option<()> {
     let last: u64 = REQUEST_BIOTAIL.read(address)?;
     let place = files::place_of(first)?;
     // The device's own pages hold the file system's metadata.
-    if !files::is_regular(place.inode)? {
+    if !files::is_on_disk(place.inode)? {
         return None;
     }
     request.file = files::id_of(place.inode)?;

@@ -6,7 +6,7 @@ use pgiotrace_ebpf::{Begun, FileId, flags};
 use crate::kernel::{
     self, BIO_DONE, BIO_INDEX, BIO_VECTOR, FDTABLE_FD, FDTABLE_MAX_FDS, FILE_FLAGS, FILE_INODE, FILES_FDT,
     FOLIO_INDEX, FOLIO_MAPPING, INODE_GENERATION, INODE_INO, INODE_MODE, INODE_SB, MAPPING_HOST, PAGE_BYTES,
-    PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, TASK_FILES, VECTOR_OFFSET, VECTOR_PAGE,
+    PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, SB_MAGIC, TASK_FILES, VECTOR_OFFSET, VECTOR_PAGE,
 };
 
 /// `S_IFMT` and `S_IFREG` (`include/uapi/linux/stat.h`).
@@ -17,6 +17,8 @@ const S_IFREG: u16 = 0o100_000;
 const O_DIRECT: u32 = 0o40_000;
 #[cfg(bpf_target_arch = "aarch64")]
 const O_DIRECT: u32 = 0o200_000;
+/// `TMPFS_MAGIC` (`include/uapi/linux/magic.h`).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Bytes of a `struct bio_vec` (`include/linux/bvec.h`): a pointer and two u32.
 const VECTOR_BYTES: u64 = 16;
 /// Set in `page.compound_head` of a page that is not a folio's first (`include/linux/page-flags.h`).
@@ -64,6 +66,13 @@ pub fn describe(begun: &mut Begun) -> Option<bool> {
 #[inline(always)]
 pub fn is_regular(inode: u64) -> Option<bool> {
     Some(INODE_MODE.read::<u16>(inode)? & S_IFMT == S_IFREG)
+}
+
+/// Whether an inode is of a file that a block device can hold. Shared memory is none, and shared buffers are where direct
+/// reads of PostgreSQL go to.
+#[inline(always)]
+pub fn is_on_disk(inode: u64) -> Option<bool> {
+    Some(is_regular(inode)? && SB_MAGIC.read::<u64>(INODE_SB.read(inode)?)? != TMPFS_MAGIC)
 }
 
 /// The file of an inode.

@@ -42,7 +42,7 @@ pub mod globals {
     pub const ABSENT: u32 = u32::MAX;
 
     /// (global in the kernel object, structure, path of members) of every offset that the kernel side needs.
-    pub const OFFSETS: [(&str, &str, &str); 40] = [
+    pub const OFFSETS: [(&str, &str, &str); 41] = [
         ("TASK_TGID", "task_struct", "tgid"),
         ("TASK_FILES", "task_struct", "files"),
         ("FILES_FDT", "files_struct", "fdt"),
@@ -54,6 +54,7 @@ pub mod globals {
         ("INODE_GENERATION", "inode", "i_generation"),
         ("INODE_SB", "inode", "i_sb"),
         ("SB_DEV", "super_block", "s_dev"),
+        ("SB_MAGIC", "super_block", "s_magic"),
         ("KIOCB_OPCODE", "io_kiocb", "opcode"),
         ("KIOCB_USER_DATA", "io_kiocb", "cqe.user_data"),
         ("KIOCB_FD", "io_kiocb", "cqe.fd"),

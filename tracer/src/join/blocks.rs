@@ -41,6 +41,8 @@ struct Part {
     range: (u64, u64),
     /// What of it was asked for, as offsets in the file; empty when that is not known.
     asked: (u64, u64),
+    /// Whether no more parts of the same request follow.
+    is_last: bool,
     /// The process of the cluster that queued it, where no read is known in whose course it was.
     submitter_tgid: Option<u32>,
 }
@@ -73,6 +75,7 @@ impl Part {
             file: request.file,
             range,
             asked,
+            is_last: request.flags & request_flags::PART == 0,
             submitter_tgid: (is_of_cluster && !is_of_read).then_some(request.submitter_tgid),
         }
     }
@@ -161,14 +164,9 @@ impl Blocks {
         if !is_of_cluster {
             return;
         }
-        // In a long trace there may be no end of temporary files.
-        let mut key = (part.file, part.device);
-        if self.sums.len() >= MOST_SUMS && !self.sums.contains_key(&key) {
-            key.0 = FileId::default();
-        }
+        let key = self.sums_key(part.file, part.device);
         let sums = self.sums.entry(key).or_default();
-        let is_last = record.request.flags & request_flags::PART == 0;
-        sums.requests += u64::from(is_last);
+        sums.requests += u64::from(part.is_last);
         // Without pages of a file, all of it was asked for. Of what a kernel thread of io_uring queued, it turns out when its
         // reads end.
         let asked = if part.is_of_file() { part.asked.1 - part.asked.0 } else { part.bytes };
@@ -191,6 +189,9 @@ impl Blocks {
             .filter(|part| part.file != begun.file || !part.is_of_file())
             .map(|part| part.waited)
             .collect();
+        for part in own.iter().filter(|part| part.read == key && !part.is_of_file()) {
+            self.credit(part, begun.file);
+        }
         let mut brought = Intervals::default();
         let mut is_readahead_hit = false;
         if !is_direct {
@@ -223,6 +224,27 @@ impl Blocks {
         let stages = stages::of(read, &waited);
         let is_readahead_hit = is_readahead_hit && source == Source::Cache;
         Timing { start_ns, end_ns: read.end_ns, stages, source: Some(source), is_readahead_hit }
+    }
+
+    /// Counts what brought no page of a file (direct I/O, metadata) for the file of the read in whose course it was.
+    fn credit(&mut self, part: &Part, file: FileId) {
+        let nobodys = (part.file, part.device);
+        let Some(of_nobody) = self.sums.get_mut(&nobodys) else { return };
+        let credited =
+            FromDevice { requests: u64::from(part.is_last), asked_bytes: part.bytes, ahead_bytes: 0 };
+        of_nobody.requests = of_nobody.requests.saturating_sub(credited.requests);
+        of_nobody.asked_bytes = of_nobody.asked_bytes.saturating_sub(credited.asked_bytes);
+        let key = self.sums_key(file, part.device);
+        self.sums.entry(key).or_default().merge(&credited);
+    }
+
+    /// Where sums are kept. In a long trace there may be no end of temporary files.
+    fn sums_key(&self, file: FileId, device: u32) -> (FileId, u32) {
+        let key = (file, device);
+        if self.sums.len() >= MOST_SUMS && !self.sums.contains_key(&key) {
+            return (FileId::default(), device);
+        }
+        key
     }
 
     /// What a kernel thread of io_uring queued was asked for by the reads of that ring which waited for it.
@@ -487,6 +509,9 @@ mod tests {
             let timing = blocks.settle(read);
             assert_eq!((timing.source, stage(&timing, Stage::Device)), (Some(Source::Device), Some(650)));
         }
+        let counted = FromDevice { requests: 1, asked_bytes: 16 * KIB, ahead_bytes: 0 };
+        assert_eq!(blocks.sums[&(TABLE, 1)], counted);
+        assert_eq!(blocks.sums[&(FileId::default(), 1)], FromDevice::default());
         let timing = blocks.settle(&lone);
         assert_eq!(
             (timing.source, stage(&timing, Stage::Device)),
