@@ -107,12 +107,17 @@ pub(crate) fn kill_all_in(dir: &Path) {
 
 /// Asks every child of this process to end, and says which these are.
 pub(crate) fn terminate_children() -> Vec<u32> {
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    children_of(std::process::id()).into_iter().filter(|pid| signal(*pid, Signal::TERM)).collect()
+}
+
+/// Processes that another one has started and that still run.
+pub(crate) fn children_of(parent: u32) -> Vec<u32> {
+    let parent = i32::try_from(parent).unwrap_or_default();
     let is_child = |pid: &u32| {
         let process = i32::try_from(*pid).ok().and_then(|pid| procfs::process::Process::new(pid).ok());
-        process.and_then(|process| process.stat().ok()).is_some_and(|stat| stat.ppid == own)
+        process.and_then(|process| process.stat().ok()).is_some_and(|stat| stat.ppid == parent)
     };
-    all_pids().into_iter().filter(is_child).filter(|pid| signal(*pid, Signal::TERM)).collect()
+    all_pids().into_iter().filter(is_child).collect()
 }
 
 /// Waits, a few seconds for each, until the processes have ended.

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use pgiotrace_ebpf::{RequestRecord, request_flags};
 use pgiotrace_tests::{
-    Cluster, FileSystem, Latency, PgInstall, RawRecords, Served, SlowDisk, Tracer,
+    Cluster, FileSystem, Latency, PgInstall, RawRecords, Served, SlowDisk, Throttle, Tracer,
     ledger::{complaints, count, report_of, traced_blocks},
     scan,
 };
@@ -239,6 +239,86 @@ fn every_request_of_buffered_reads_has_its_partner_on_xfs() -> Result<()> {
 #[test]
 fn every_request_of_direct_reads_has_its_partner_on_xfs() -> Result<()> {
     compare(FileSystem::Xfs, true)
+}
+
+/// Sum of a stage over the reads of the table, microseconds.
+fn stage(report: &Value, stage: &str) -> Result<f64> {
+    let io = &scan::relation(report, TABLE)?["io"];
+    let sum = io["stages_us"][stage].is_object().then(|| io["stages_us"][stage]["sum"].as_f64());
+    Ok(sum.flatten().unwrap_or(0.0))
+}
+
+fn latency(report: &Value) -> Result<f64> {
+    let io = &scan::relation(report, TABLE)?["io"];
+    io["latency_us"]["sum"].as_f64().context("the table has no latency")
+}
+
+#[test]
+fn the_stages_of_a_cold_scan_add_up_to_its_latency() -> Result<()> {
+    const ALL: [&str; 5] = ["submit", "cache", "block_queue", "device", "wakeup"];
+    let _alone = alone();
+    let mut rig = Rig::start(FileSystem::Ext4, false, TABLE_MIB)?;
+    for method in METHODS {
+        rig.cluster.restart(&[("io_method", method)])?;
+        let scan = rig.cold_scan(Latency::Constant(Duration::from_millis(2)))?;
+        let latency = latency(&scan.report)?;
+        let mut sum = 0.0;
+        let mut text = format!("{method}: of {latency:.0} µs");
+        for name in ALL {
+            let part = stage(&scan.report, name)?;
+            text += &format!(", {name} {:.1} %", 100.0 * part / latency);
+            sum += part;
+        }
+        println!("{text}");
+        assert!(sum >= 0.95 * latency, "{sum} of {latency}");
+        assert!(sum <= latency * 1.000_001, "{sum} of {latency}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_the_block_layer_holds_back_is_queue_and_not_device() -> Result<()> {
+    const READS_PER_SECOND: u32 = 100;
+    let _alone = alone();
+    for is_direct in [false, true] {
+        let mut rig = Rig::start(FileSystem::Ext4, is_direct, TABLE_MIB)?;
+        for method in METHODS {
+            rig.cluster.restart(&[("io_method", method)])?;
+            let throttle = Throttle::reads_per_second(&rig.cluster, rig.disk.device(), READS_PER_SECOND)?;
+            let scan = rig.cold_scan(Latency::NONE)?;
+            drop(throttle);
+            let (latency, queue) = (latency(&scan.report)?, stage(&scan.report, "block_queue")?);
+            let device = stage(&scan.report, "device")?;
+            println!(
+                "{method}, direct {is_direct}: of {latency:.0} µs, block_queue {:.1} %, device {:.1} %; {} requests, {:.0} µs each",
+                100.0 * queue / latency,
+                100.0 * device / latency,
+                scan.log.len(),
+                scan.log.iter().map(Served::service_ns).sum::<u64>() as f64 / 1e3 / scan.log.len() as f64,
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A backend's exposed and hidden time, microseconds.
+fn exposure(scan: &Scan) -> Result<(f64, f64)> {
+    let io = &scan::backend(&scan.report, scan.pid)?["io"];
+    let of = |key: &str| io[key].as_f64().with_context(|| format!("the backend has no {key}"));
+    Ok((of("exposed_us")?, of("hidden_us")?))
+}
+
+#[test]
+fn a_backend_that_reads_by_itself_hides_nothing() -> Result<()> {
+    let _alone = alone();
+    let rig = Rig::start(FileSystem::Ext4, false, TABLE_MIB)?;
+    let scan = rig.cold_scan(Latency::Constant(Duration::from_millis(1)))?;
+    let (exposed, hidden) = exposure(&scan)?;
+    let latency = scan::backend(&scan.report, scan.pid)?["io"]["latency_us"]["sum"].as_f64().unwrap_or(0.0);
+    println!("exposed {exposed:.0} µs, hidden {hidden:.0} µs, latency {latency:.0} µs");
+    assert!(hidden == 0.0, "{hidden}");
+    assert!((exposed - latency).abs() < 1.0, "{exposed} of {latency}");
+    Ok(())
 }
 
 #[test]

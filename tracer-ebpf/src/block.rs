@@ -5,8 +5,8 @@
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use pgiotrace_ebpf::{
-    Begun, Counter, DeviceGroup, MergeRecord, OFFSET_OF_FILE_POSITION, ReadKey, Request, RequestRecord,
-    flags, kind, request_flags,
+    Begun, Chain, Counter, DeviceGroup, MergeRecord, OFFSET_OF_FILE_POSITION, ReadKey, Request,
+    RequestRecord, flags, kind, request_flags,
 };
 
 use crate::{
@@ -14,10 +14,11 @@ use crate::{
     files,
     finish::{add, add_latency, raise},
     kernel::{
-        Args, BDEV_DISK, BIO_BDEV, BIO_FLAGS, BIO_SECTOR, BIO_SIZE, DISK_FIRST_MINOR, DISK_MAJOR, QUEUE_DISK,
-        REQUEST_BIO, REQUEST_BIOTAIL, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN, REQUEST_QUEUE, REQUEST_SECTOR,
+        Args, BDEV_DISK, BIO_BDEV, BIO_FLAGS, BIO_PRIVATE, BIO_SECTOR, BIO_SIZE, DISK_FIRST_MINOR,
+        DISK_MAJOR, QUEUE_DISK, REQUEST_BIO, REQUEST_BIOTAIL, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN,
+        REQUEST_QUEUE, REQUEST_SECTOR,
     },
-    maps::{DEVICES, RECORDS, REQUESTS},
+    maps::{CHAINS, DEVICES, RECORDS, REQUESTS},
     process,
 };
 
@@ -94,6 +95,7 @@ pub fn issued(args: &Args) {
     // Only now are its bytes final: until here, others may have been merged into it.
     request.sector = REQUEST_SECTOR.read(address).unwrap_or(0);
     request.device = device_of(address).unwrap_or(0);
+    request.chain = chain_of(address);
     let _ = name_file(address, request);
     if let Some(group) = device_group(request.device) {
         add(&raw mut group.depth, 1);
@@ -129,6 +131,60 @@ fn name_file(address: u64, request: &mut Request) -> Option<()> {
         request.flags |= request_flags::MIXED;
     }
     Some(())
+}
+
+/// A bio is too long for one request: the front of it goes on as a new bio, and the rest is submitted anew
+/// (`bio_submit_split`, `block/blk-merge.c`).
+#[inline(always)]
+pub fn split(args: &Args) {
+    let front = args.get(0);
+    if BIO_FLAGS.read::<u32>(front).is_none_or(|flags| flags & REQ_OP_MASK != REQ_OP_READ) {
+        return;
+    }
+    let _ = chain(front);
+}
+
+#[inline(always)]
+fn chain(front: u64) -> Option<()> {
+    // `bio_chain` made the rest the front's `bi_private`.
+    let rest: u64 = BIO_PRIVATE.read(front)?;
+    let sector: u64 = BIO_SECTOR.read(front)?;
+    let end_sector = BIO_SECTOR.read::<u64>(rest)? + u64::from(BIO_SIZE.read::<u32>(rest)?) / SECTOR_BYTES;
+    // The rest of an earlier split is split again.
+    let known = CHAINS.get_ptr(rest).map(|chain| {
+        // SAFETY: a copy of an entry of a preallocated table; one that is reused meanwhile fails the check of the sectors.
+        unsafe { *chain }
+    });
+    let chain = match known {
+        Some(chain) if chain.end_sector == end_sector && chain.sector <= sector => chain,
+        // SAFETY: a helper without preconditions.
+        _ => Chain { id: unsafe { bpf_ktime_get_ns() }, sector, end_sector },
+    };
+    CHAINS.insert(front, chain, 0).ok()?;
+    CHAINS.insert(rest, chain, 0).ok()
+}
+
+/// The split bio that a request is a part of; 0: of none. A part may have been merged with others.
+#[inline(always)]
+fn chain_of(request: u64) -> u64 {
+    let first = REQUEST_BIO.read(request).unwrap_or(0);
+    match chain_of_bio(first) {
+        0 => REQUEST_BIOTAIL.read(request).filter(|last| *last != first).map_or(0, chain_of_bio),
+        id => id,
+    }
+}
+
+#[inline(always)]
+fn chain_of_bio(bio: u64) -> u64 {
+    let Some(chain) = CHAINS.get_ptr(bio) else { return 0 };
+    // SAFETY: as in `chain`.
+    let chain = unsafe { *chain };
+    let _ = CHAINS.remove(bio);
+    // The address may serve another bio by now.
+    match BIO_SECTOR.read::<u64>(bio) {
+        Some(sector) if (chain.sector..chain.end_sector).contains(&sector) => chain.id,
+        _ => 0,
+    }
 }
 
 #[inline(always)]

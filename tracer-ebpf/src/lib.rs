@@ -24,6 +24,8 @@ pub mod maps {
     pub const IO_URING_READS: &str = "IO_URING_READS";
     /// `request` address → [`super::Request`]: requests inside the block layer.
     pub const REQUESTS: &str = "REQUESTS";
+    /// `bio` address → [`super::Chain`]: the parts of what was too long for one request.
+    pub const CHAINS: &str = "CHAINS";
     /// [`super::GroupKey`] → [`super::Group`]: counts and latencies per owner, executor and method.
     pub const GROUPS: &str = "GROUPS";
     /// Device number → [`super::DeviceGroup`].
@@ -42,7 +44,7 @@ pub mod globals {
     pub const ABSENT: u32 = u32::MAX;
 
     /// (global in the kernel object, structure, path of members) of every offset that the kernel side needs.
-    pub const OFFSETS: [(&str, &str, &str); 41] = [
+    pub const OFFSETS: [(&str, &str, &str); 42] = [
         ("TASK_TGID", "task_struct", "tgid"),
         ("TASK_FILES", "task_struct", "files"),
         ("FILES_FDT", "files_struct", "fdt"),
@@ -72,6 +74,7 @@ pub mod globals {
         ("REQUEST_BIOTAIL", "request", "biotail"),
         ("BIO_BDEV", "bio", "bi_bdev"),
         ("BIO_FLAGS", "bio", "bi_opf"),
+        ("BIO_PRIVATE", "bio", "bi_private"),
         ("BIO_SECTOR", "bio", "bi_iter.bi_sector"),
         ("BIO_SIZE", "bio", "bi_iter.bi_size"),
         ("BIO_INDEX", "bio", "bi_iter.bi_idx"),
@@ -410,6 +413,23 @@ impl Group {
     pub const EMPTY: Self = Self { completed: 0, failed: 0, bytes: 0, blocks: 0, latency: Histogram::EMPTY };
 }
 
+/// A bio that was split: whoever waits for its pages gets them when its last part has completed (`bio_chain`,
+/// `block/bio.c`).
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// When it was split first, `CLOCK_MONOTONIC` nanoseconds: its identity.
+    pub id: u64,
+    /// First sector of its parts.
+    pub sector: u64,
+    /// The sector after the last.
+    pub end_sector: u64,
+}
+
 /// A read request inside the block layer.
 #[repr(C)]
 #[cfg_attr(
@@ -436,6 +456,8 @@ pub struct Request {
     pub file: FileId,
     /// Offset in that file.
     pub offset: u64,
+    /// [`Chain::id`] of the bio that it is a part of; 0: it is all of its bios.
+    pub chain: u64,
     /// Bytes of the file from there on.
     pub file_bytes: u32,
     /// Disk (kernel encoding: major << 20 | minor).
@@ -614,8 +636,9 @@ const _: () = {
     assert!(size_of::<ReadRecord>() == 152);
     assert!(size_of::<ProcessRecord>() == 16);
     assert!(size_of::<GroupKey>() == 12);
-    assert!(size_of::<Request>() == 112);
-    assert!(size_of::<RequestRecord>() == 136);
+    assert!(size_of::<Chain>() == 24);
+    assert!(size_of::<Request>() == 120);
+    assert!(size_of::<RequestRecord>() == 144);
     assert!(size_of::<MergeRecord>() == 40);
     assert!(size_of::<WaitRecord>() == 40);
     assert!(size_of::<Histogram>() == 16 + 4 * BUCKETS);

@@ -80,6 +80,8 @@ programs! {
     block_issue, block_issue_raw => block::issued;
     /// `block_rq_complete(struct request *rq, blk_status_t error, unsigned int nr_bytes)`.
     block_done, block_done_raw => block::completed;
+    /// `block_split(struct bio *bio, unsigned int new_sector)`.
+    block_split, block_split_raw => block::split;
     /// `block_bio_backmerge(struct bio *bio)`.
     block_back_merge, block_back_merge_raw => block::merged_bio;
     /// `block_bio_frontmerge(struct bio *bio)`.

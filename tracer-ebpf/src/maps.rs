@@ -2,9 +2,11 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
-use pgiotrace_ebpf::{Begun, COUNTER_COUNT, Cluster, DeviceGroup, Group, GroupKey, Process, Request, Staged};
+use pgiotrace_ebpf::{
+    Begun, COUNTER_COUNT, Chain, Cluster, DeviceGroup, Group, GroupKey, Process, Request, Staged,
+};
 
 #[map]
 pub static CLUSTER: Array<Cluster> = Array::with_max_entries(1, 0);
@@ -18,6 +20,9 @@ pub static SYSCALL_READS: HashMap<u32, Begun> = HashMap::with_max_entries(1024, 
 pub static IO_URING_READS: HashMap<u64, Begun> = HashMap::with_max_entries(8192, 0);
 #[map]
 pub static REQUESTS: HashMap<u64, Request> = HashMap::with_max_entries(16384, 0);
+/// Entries are removed with their requests; of what is left behind otherwise, the least recently used goes.
+#[map]
+pub static CHAINS: LruHashMap<u64, Chain> = LruHashMap::with_max_entries(16384, 0);
 #[map]
 pub static GROUPS: HashMap<GroupKey, Group> = HashMap::with_max_entries(1024, 0);
 #[map]

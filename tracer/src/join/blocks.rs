@@ -41,6 +41,8 @@ struct Part {
     range: (u64, u64),
     /// What of it was asked for, as offsets in the file; empty when that is not known.
     asked: (u64, u64),
+    /// The split bio that it is a part of; 0: of none.
+    chain: u64,
     /// Whether no more parts of the same request follow.
     is_last: bool,
     /// The process of the cluster that queued it, where no read is known in whose course it was.
@@ -75,6 +77,7 @@ impl Part {
             file: request.file,
             range,
             asked,
+            chain: request.chain,
             is_last: request.flags & request_flags::PART == 0,
             submitter_tgid: (is_of_cluster && !is_of_read).then_some(request.submitter_tgid),
         }
@@ -114,6 +117,16 @@ impl FromDevice {
     }
 }
 
+/// Where a part is found.
+#[derive(Debug, Clone, Copy, Default)]
+struct Remembered {
+    read: ReadKey,
+    chain: u64,
+    file: FileId,
+    offset: u64,
+    done_ns: u64,
+}
+
 /// The requests of a trace.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
@@ -121,8 +134,10 @@ pub(super) struct Blocks {
     by_file: HashMap<FileId, BTreeMap<u64, Part>>,
     /// By the read in whose course they were.
     by_read: HashMap<ReadKey, Vec<Part>>,
-    /// Oldest first: what is in the two above.
-    order: VecDeque<(ReadKey, FileId, u64, u64)>,
+    /// Parts of what was too long for one request: whoever waits for a page of it waits for all of them.
+    by_chain: HashMap<u64, Vec<Waited>>,
+    /// Oldest first: what is in the three above.
+    order: VecDeque<Remembered>,
     merges: VecDeque<MergeRecord>,
     /// The longest request so far, bytes.
     longest: u64,
@@ -142,12 +157,21 @@ impl Blocks {
         let merged = self.merges.iter().filter(|merge| part.takes(merge)).map(|merge| merge.read);
         for read in merged.collect::<Vec<_>>() {
             self.by_read.entry(read).or_default().push(part);
-            self.order.push_back((read, FileId::default(), 0, 0));
+            self.order.push_back(Remembered { read, ..Remembered::default() });
         }
         if part.is_of_file() {
             self.by_file.entry(part.file).or_default().insert(part.range.0, part);
         }
-        self.order.push_back((part.read, part.file, part.range.0, part.waited.done_ns));
+        if part.chain != 0 {
+            self.by_chain.entry(part.chain).or_default().push(part.waited);
+        }
+        self.order.push_back(Remembered {
+            read: part.read,
+            chain: part.chain,
+            file: part.file,
+            offset: part.range.0,
+            done_ns: part.waited.done_ns,
+        });
         self.forget_oldest();
     }
 
@@ -199,8 +223,9 @@ impl Blocks {
                 let common = overlap(part.range, range);
                 if part.waited.first_ns() >= read.end_ns {
                     // Began after the read had ended.
-                } else if part.waited.done_ns > begun.start_ns {
+                } else if self.chain_done_ns(part) > begun.start_ns {
                     waited.push(part.waited);
+                    waited.extend(self.by_chain.get(&part.chain).into_iter().flatten());
                     brought.add(common.0, common.1);
                 } else if overlap(part.asked, range) != common {
                     is_readahead_hit = true;
@@ -275,6 +300,12 @@ impl Blocks {
         }
     }
 
+    /// When a part's pages could be read: with the last part of what it was split from.
+    fn chain_done_ns(&self, part: &Part) -> u64 {
+        let others = self.by_chain.get(&part.chain).into_iter().flatten();
+        others.map(|waited| waited.done_ns).fold(part.waited.done_ns, u64::max)
+    }
+
     /// Requests that brought pages of a range of a file.
     fn parts_in(&self, file: FileId, range: (u64, u64)) -> impl Iterator<Item = &Part> {
         let from = range.0.saturating_sub(self.longest);
@@ -284,8 +315,10 @@ impl Blocks {
 
     fn forget_oldest(&mut self) {
         while self.order.len() > MOST_REQUESTS {
-            let Some((read, file, offset, done_ns)) = self.order.pop_front() else { return };
+            let Some(oldest) = self.order.pop_front() else { return };
+            let Remembered { read, chain, file, offset, done_ns } = oldest;
             self.by_read.remove(&read);
+            self.by_chain.remove(&chain);
             if let Some(parts) = self.by_file.get_mut(&file) {
                 // A newer one may have taken its place.
                 if parts.get(&offset).is_some_and(|part| part.waited.done_ns == done_ns) {
@@ -546,6 +579,26 @@ mod tests {
         let timing = blocks.settle(&read);
         assert_eq!(stage(&timing, Stage::BlockQueue), Some(510));
         assert_eq!(stage(&timing, Stage::Device), Some(190));
+    }
+
+    #[test]
+    fn a_read_waits_for_all_parts_of_what_was_too_long_for_one_request() {
+        let mut blocks = Blocks::default();
+        let read = read(5, 0, (100, 900));
+        // Its own pages were there before it came, but not to be had.
+        for (range, times, is_held) in
+            [((0, 512 * KIB), [10, 20, 90], false), ((512 * KIB, MIB), [700, 710, 800], true)]
+        {
+            let mut part = request(range, times);
+            part.request.chain = 5;
+            part.request.flags |= if is_held { request_flags::HELD } else { 0 };
+            blocks.add(&part);
+        }
+        let timing = blocks.settle(&read);
+        assert_eq!(timing.source, Some(Source::Device));
+        assert_eq!(stage(&timing, Stage::BlockQueue), Some(610));
+        assert_eq!(stage(&timing, Stage::Device), Some(90));
+        assert_eq!(timing.stages.sum_ns(), 800);
     }
 
     #[test]

@@ -178,6 +178,17 @@ pub const PROGRAMS: &[Program] = &[
         phase: Phase::Begins,
     },
     Program {
+        name: "block request split",
+        alternatives: &[
+            // Until 5.11 the queue came first.
+            btf("block_split", "block_split", (2, 2)),
+            raw("block_split_raw", "block_split", (2, 2)),
+        ],
+        required: false,
+        lost_without: "that a read waits for all parts of what was too long for one request",
+        phase: Phase::Begins,
+    },
+    Program {
         name: "block request merged behind another",
         alternatives: &[
             // Until 5.11 the queue came first, as in those below.
