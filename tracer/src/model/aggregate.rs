@@ -270,9 +270,11 @@ impl FidelityCounts {
     }
 }
 
-/// The reads of a trace, by owner, io worker and subject.
+/// The reads of a trace, by method, owner, io worker and subject.
 #[derive(Debug, Clone, Default)]
 pub struct Aggregate {
+    /// By the way they were executed, those without a known owner included.
+    pub methods: HashMap<Method, IoTotals>,
     /// By the process that wanted them.
     pub owners: HashMap<Incarnation, IoTotals>,
     /// By the io worker that executed them.
@@ -284,6 +286,7 @@ pub struct Aggregate {
 impl Aggregate {
     /// Adds one read; `owner` tells which process of the owner's PID it was.
     pub fn add(&mut self, io: &Io, owner: Option<Incarnation>) {
+        self.methods.entry(io.method).or_default().add(io);
         if let Some(owner) = owner {
             self.owners.entry(owner).or_default().add(io);
         }
@@ -301,7 +304,7 @@ impl Aggregate {
         }
     }
 
-    /// Replaces owners and io workers by what the kernel counted, which is complete even when records were lost.
+    /// Replaces methods, owners and io workers by what the kernel counted, which is complete even when records were lost.
     /// What an io worker read without a known owner, the kernel booked as the worker's own: `is_io_worker` tells.
     pub fn replace_by_groups(
         &mut self,
@@ -309,6 +312,7 @@ impl Aggregate {
         incarnation: impl Fn(Pid) -> Incarnation,
         is_io_worker: impl Fn(Pid) -> bool,
     ) {
+        self.methods.clear();
         self.owners.clear();
         self.workers.clear();
         for (key, group) in groups {
@@ -320,6 +324,7 @@ impl Aggregate {
                 _ if owner == Some(executor) => Method::Sync,
                 _ => Method::Worker,
             };
+            self.methods.entry(method).or_default().add_group(method, group);
             if let Some(owner) = owner {
                 self.owners.entry(incarnation(owner)).or_default().add_group(method, group);
             }

@@ -9,6 +9,7 @@ pub mod output;
 mod printable;
 #[cfg(test)]
 mod samples;
+mod stages;
 mod table;
 mod text;
 pub mod units;

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 
 use super::printable::printable;
+use super::stages::write_stages;
 use super::table::{Column, NOT_MEASURED, write_table};
 use super::units;
 use crate::model::{
@@ -30,6 +31,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     write_ledger(out, &report.ledger)?;
     write_pg_aios(out, report.ledger.pg_aios.as_ref())?;
     write_filter(out, report.filter.as_ref(), report.ledger.reads)?;
+    write_stages(out, report)?;
     write_table(out, "Backends: reads they wanted, whoever executed them", &BACKENDS, &report.backends)?;
     write_table(out, "Backends that ended, folded", &ENDED_BACKENDS, &report.ended_backends)?;
     write_table(
