@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Color, Style};
 
 use super::printable::printable;
-use super::table::{Column, HEADING, NOT_MEASURED, lay_out};
+use super::table::{Column, HEADING, known, lay_out};
 use super::units;
 use crate::model::{Backend, Bounds, BySource, Dist, IoSummary, Stages, StatReport};
 
@@ -62,10 +62,7 @@ struct Line<'a> {
 fn columns<'a>() -> [Column<Line<'a>>; 2] {
     [
         Column::name("READS", |line| line.label.clone()),
-        Column::figure("TOTAL", |line| {
-            let total = line.io.latency_us.map(|dist| units::duration(dist.sum));
-            total.unwrap_or_else(|| NOT_MEASURED.to_owned())
-        }),
+        Column::figure("TOTAL", |line| known(line.io.latency_us.map(|dist| units::duration(dist.sum)))),
     ]
 }
 

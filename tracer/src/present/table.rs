@@ -13,6 +13,11 @@ pub const TOP_ROWS: usize = 20;
 /// Printed where a figure was not measured or a name is not known, never a zero or an empty cell.
 pub const NOT_MEASURED: &str = "–";
 
+/// What is known, or the mark for what is not.
+pub fn known(text: Option<String>) -> String {
+    text.unwrap_or_else(|| NOT_MEASURED.to_owned())
+}
+
 /// Headings; the stream that is written to strips it where colour is not wanted.
 pub const HEADING: Style = Style::new().bold();
 
