@@ -337,3 +337,26 @@ impl Aggregate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_groups_replace_what_the_methods_had() {
+        let group = |reads| Group { completed: reads, failed: 1, ..Group::EMPTY };
+        let key = |owner_tgid, executor_tgid, method| GroupKey { owner_tgid, executor_tgid, method };
+        let groups = [
+            (key(7, 7, method::SYNC), group(1)),
+            (key(7, 9, method::WORKER), group(10)),
+            (key(0, 9, method::WORKER), group(100)),
+            (key(8, 8, method::IO_URING), group(1_000)),
+        ];
+        let mut aggregate = Aggregate::default();
+        // Of what had been seen before, nothing stays.
+        aggregate.methods.entry(Method::Sync).or_default().reads = 5;
+        aggregate.replace_by_groups(&groups, |pid| Incarnation { pid, number: 0 }, |pid| pid == Pid(9));
+        let reads = |method| aggregate.methods[&method].summary().reads;
+        assert_eq!([Method::Sync, Method::Worker, Method::IoUring].map(reads), [2, 112, 1_001]);
+    }
+}
