@@ -86,7 +86,7 @@ struct Row<'a> {
 /// A column and a row's cell in it.
 type Cell = (Cow<'static, str>, String);
 
-impl<'a> Row<'a> {
+impl Row<'_> {
     /// A row of `section` with the figures of `io`.
     fn of(section: &'static str, io: &IoSummary) -> Self {
         Self {

@@ -376,7 +376,9 @@ mod tests {
         }
         let text = fallbacks(&backends).expect("there are some");
         assert!(text.contains("4243 executed 2 reads itself, 1 more executed 2 reads because"), "{text}");
-        backends.iter_mut().for_each(|backend| backend.io.queue_full_fallbacks = Some(0));
+        for backend in &mut backends {
+            backend.io.queue_full_fallbacks = Some(0);
+        }
         assert_eq!(fallbacks(&backends), None);
     }
 
