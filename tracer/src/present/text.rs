@@ -369,8 +369,13 @@ mod tests {
     fn a_hostile_name_does_not_reach_the_terminal() {
         let mut report = samples::full();
         let hostile = "\u{1b}[2J\u{9b}1;1H\r\n";
-        report.backends[0].application_name = Some(hostile.to_owned());
-        report.backends[0].database = Some(hostile.to_owned());
+        for backend in &mut report.backends {
+            backend.application_name = Some(hostile.to_owned());
+            backend.database = Some(hostile.to_owned());
+        }
+        for device in report.relations[0].devices.iter_mut().flatten() {
+            device.name = Some(hostile.to_owned());
+        }
         report.relations[0].name = Some(hostile.to_owned());
         report.devices[0].name = Some(hostile.to_owned());
         report.target.data_directory = hostile.to_owned();
