@@ -17,10 +17,10 @@ use crate::{
     cli::Filter,
     model::{
         Backend, Bounds, Depth, Device, EndedBackends, FilterReport, FromDevice, IoSummary, IoWorker,
-        KernelHistogram, Ledger, Overhead, OwnerShare, Relation, RequestSizes, STAT_SCHEMA, Stages,
-        StatReport, Target, Users, Window,
+        KernelHistogram, Ledger, MethodTotals, Overhead, OwnerShare, Relation, RequestSizes, STAT_SCHEMA,
+        Stages, StatReport, Target, Users, Window,
         aggregate::{Incarnation, IoTotals, WorkerTotals},
-        io::Subject,
+        io::{Method, Subject},
     },
     server::{Pid, aio::FIRST_AIO_MAJOR, connect::APPLICATION_NAME},
 };
@@ -56,6 +56,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         ledger,
         filter: filter(&join),
         overhead: overhead(ending, attach_ms),
+        methods: methods(&join, known),
         backends: backends(&join, known),
         ended_backends: ended_backends(&join, known),
         io_workers: io_workers(&join, known, window.duration_s),
@@ -192,8 +193,8 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
     );
     let blocks = if join.server.major < FIRST_AIO_MAJOR { " (their blocks are not counted)" } else { "" };
     join.note(format!(
-        "the ring between kernel and tracer was full: backends{blocks} and io workers are complete from the kernel's own \
-         counts, with percentiles to 1/16, but for owners that had ended long before; {lost} reads are missing among \
+        "the ring between kernel and tracer was full: methods, backends{blocks} and io workers are complete from the kernel's \
+         own counts, with percentiles to 1/16, but for owners that had ended long before; {lost} reads are missing among \
          relations"
     ));
 }
@@ -229,6 +230,16 @@ fn overhead(ending: &Ending, attach_ms: f64) -> Overhead {
         tracer_max_rss_bytes: ending.tracer_max_rss_bytes,
         attach_ms,
     }
+}
+
+fn methods(join: &Join, known: Known) -> Vec<MethodTotals> {
+    let mut methods: Vec<_> = join.aggregate.methods.iter().filter(|(_, totals)| totals.reads > 0).collect();
+    methods.sort_by_key(|(method, totals)| (Reverse(totals.latency_sum_ns()), **method));
+    let entry = |(method, totals): (&Method, &IoTotals)| MethodTotals {
+        method: method.name(),
+        io: known.summary(totals),
+    };
+    methods.into_iter().map(entry).collect()
 }
 
 fn backends(join: &Join, known: Known) -> Vec<Backend> {

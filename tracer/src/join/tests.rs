@@ -155,6 +155,8 @@ fn a_workers_read_belongs_to_the_handles_owner_and_is_exact() {
     assert_eq!(worker.owners[0].pid, Some(BACKEND.0));
     assert!((worker.busy_ratio - 0.001).abs() < 1e-9);
     assert_eq!(report.relations[0].name.as_deref(), Some("orders"));
+    let [method] = &report.methods[..] else { panic!("one method: {:?}", report.methods) };
+    assert_eq!((method.method, method.io.reads, method.io.blocks), ("worker", 1, 16));
 }
 
 #[test]
@@ -166,6 +168,8 @@ fn a_rejected_handle_is_never_exact_when_a_worker_executed_it() {
     assert_eq!((report.ledger.exact, report.ledger.unattributed), (0, 1));
     assert!(report.backends.is_empty());
     assert_eq!(report.io_workers[0].owners[0].pid, None);
+    // A method has its reads whether their owners are known or not.
+    assert_eq!(report.methods[0].io.reads, 1);
 }
 
 #[test]

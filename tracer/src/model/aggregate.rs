@@ -270,9 +270,11 @@ impl FidelityCounts {
     }
 }
 
-/// The reads of a trace, by owner, io worker and subject.
+/// The reads of a trace, by method, owner, io worker and subject.
 #[derive(Debug, Clone, Default)]
 pub struct Aggregate {
+    /// By the way they were executed, those without a known owner included.
+    pub methods: HashMap<Method, IoTotals>,
     /// By the process that wanted them.
     pub owners: HashMap<Incarnation, IoTotals>,
     /// By the io worker that executed them.
@@ -284,6 +286,7 @@ pub struct Aggregate {
 impl Aggregate {
     /// Adds one read; `owner` tells which process of the owner's PID it was.
     pub fn add(&mut self, io: &Io, owner: Option<Incarnation>) {
+        self.methods.entry(io.method).or_default().add(io);
         if let Some(owner) = owner {
             self.owners.entry(owner).or_default().add(io);
         }
@@ -301,7 +304,7 @@ impl Aggregate {
         }
     }
 
-    /// Replaces owners and io workers by what the kernel counted, which is complete even when records were lost.
+    /// Replaces methods, owners and io workers by what the kernel counted, which is complete even when records were lost.
     /// What an io worker read without a known owner, the kernel booked as the worker's own: `is_io_worker` tells.
     pub fn replace_by_groups(
         &mut self,
@@ -309,6 +312,7 @@ impl Aggregate {
         incarnation: impl Fn(Pid) -> Incarnation,
         is_io_worker: impl Fn(Pid) -> bool,
     ) {
+        self.methods.clear();
         self.owners.clear();
         self.workers.clear();
         for (key, group) in groups {
@@ -320,6 +324,7 @@ impl Aggregate {
                 _ if owner == Some(executor) => Method::Sync,
                 _ => Method::Worker,
             };
+            self.methods.entry(method).or_default().add_group(method, group);
             if let Some(owner) = owner {
                 self.owners.entry(incarnation(owner)).or_default().add_group(method, group);
             }
@@ -330,5 +335,28 @@ impl Aggregate {
                 *share = (share.0 + group.completed + group.failed, share.1 + group.bytes);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_groups_replace_what_the_methods_had() {
+        let group = |reads| Group { completed: reads, failed: 1, ..Group::EMPTY };
+        let key = |owner_tgid, executor_tgid, method| GroupKey { owner_tgid, executor_tgid, method };
+        let groups = [
+            (key(7, 7, method::SYNC), group(1)),
+            (key(7, 9, method::WORKER), group(10)),
+            (key(0, 9, method::WORKER), group(100)),
+            (key(8, 8, method::IO_URING), group(1_000)),
+        ];
+        let mut aggregate = Aggregate::default();
+        // Of what had been seen before, nothing stays.
+        aggregate.methods.entry(Method::Sync).or_default().reads = 5;
+        aggregate.replace_by_groups(&groups, |pid| Incarnation { pid, number: 0 }, |pid| pid == Pid(9));
+        let reads = |method| aggregate.methods[&method].summary().reads;
+        assert_eq!([Method::Sync, Method::Worker, Method::IoUring].map(reads), [2, 112, 1_001]);
     }
 }

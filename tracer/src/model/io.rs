@@ -17,6 +17,18 @@ pub enum Method {
     IoUring,
 }
 
+impl Method {
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Worker => "worker",
+            Self::IoUring => "io_uring",
+        }
+    }
+}
+
 /// What executed a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Executor {

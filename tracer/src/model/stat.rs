@@ -25,6 +25,8 @@ pub struct StatReport {
     pub filter: Option<FilterReport>,
     /// What the tracer itself cost.
     pub overhead: Overhead,
+    /// One entry a method that executed reads, busiest first.
+    pub methods: Vec<MethodTotals>,
     /// One entry a process that owned reads, busiest first.
     pub backends: Vec<Backend>,
     /// Processes that ended, where there were too many to keep one by one: folded by who they were.
@@ -152,6 +154,15 @@ pub struct Overhead {
     pub tracer_max_rss_bytes: u64,
     /// From the tracer's start until all programs were attached.
     pub attach_ms: f64,
+}
+
+/// All reads that one method executed, whether their owners are known or not.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MethodTotals {
+    /// `sync`, `worker` or `io_uring`: how the reads were executed, not what the server is set to.
+    pub method: &'static str,
+    /// The reads.
+    pub io: IoSummary,
 }
 
 /// A process that owned reads, whoever executed them.

@@ -1,17 +1,23 @@
 //! The CSV form of a `stat` report, for spreadsheets and `COPY`.
 //!
-//! One header line, then one row per (section, entity): `backend`, `io_worker`, `relation`, `device`. All rows have
-//! all columns; a cell is empty where the section has no such thing or where it was not measured. Cells are
-//! quoted as RFC 4180 says; control characters in names are escaped, so that a row is one line and a terminal is safe.
-//! Of a device, `reads` are its requests and `latency_*` is the time from issue to completion.
+//! One header line, then one row per (section, entity): `method`, `backend`, `ended_backends`, `io_worker`, `relation`,
+//! `relation_device` (what a relation had from one device), `device`. All rows have all columns; a cell is empty where the
+//! section has no such thing or where it was not measured. Cells are quoted as RFC 4180 says; control characters in names
+//! are escaped, so that a row is one line and a terminal is safe. Of a device, also of a relation's, `reads` and `bytes`
+//! are those of its requests, and `latency_*` is the time from issue to completion. The columns of a stage are over the
+//! reads that had it, whose number is its `_count`; of a device, `block_queue_*` is over its requests.
 
-use std::io::{self, Write};
+use std::{
+    borrow::Cow,
+    io::{self, Write},
+};
 
 use ::csv::Writer;
 
 use super::printable::printable;
 use crate::model::{
-    Backend, ByMethod, Device, Dist, EndedBackends, IoSummary, IoWorker, Relation, StatReport,
+    Backend, Bounds, ByMethod, BySource, Device, Dist, EndedBackends, FromDevice, IoSummary, IoWorker,
+    MethodTotals, Relation, RequestSizes, Stages, StatReport, Users,
 };
 
 /// Writes all rows.
@@ -21,14 +27,16 @@ use crate::model::{
 /// When `out` cannot be written to.
 pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     let mut writer = Writer::from_writer(out);
-    writer.write_record(Row::default().cells().map(|(column, _)| column))?;
-    let rows = (report.backends.iter().map(backend))
+    writer.write_record(Row::default().cells().iter().map(|(column, _)| column.as_bytes()))?;
+    let rows = (report.methods.iter().map(method))
+        .chain(report.backends.iter().map(backend))
         .chain(report.ended_backends.iter().map(ended_backends))
         .chain(report.io_workers.iter().map(io_worker))
         .chain(report.relations.iter().map(relation))
+        .chain(report.relations.iter().flat_map(relation_devices))
         .chain(report.devices.iter().map(device));
     for row in rows {
-        writer.write_record(row.cells().map(|(_, cell)| cell))?;
+        writer.write_record(row.cells().iter().map(|(_, cell)| cell))?;
     }
     writer.flush()
 }
@@ -59,9 +67,26 @@ struct Row<'a> {
     by_method: Option<ByMethod>,
     latency_us: Option<Dist>,
     block_queue_us: Option<Dist>,
+    method: Option<&'static str>,
+    by_source: Option<BySource>,
+    readahead_hits: Option<u64>,
+    queue_full_fallbacks: Option<u64>,
+    exposed_us: Option<f64>,
+    hidden_us: Option<f64>,
+    /// But for the block queue, which has a place of its own.
+    stages_us: Stages,
+    bounds_us: Bounds,
+    request_bytes: Option<RequestSizes>,
+    depth_mean: Option<f64>,
+    depth_max: Option<u64>,
+    users: Option<Users>,
+    readahead_bytes: Option<u64>,
 }
 
-impl<'a> Row<'a> {
+/// A column and a row's cell in it.
+type Cell = (Cow<'static, str>, String);
+
+impl Row<'_> {
     /// A row of `section` with the figures of `io`.
     fn of(section: &'static str, io: &IoSummary) -> Self {
         Self {
@@ -71,14 +96,48 @@ impl<'a> Row<'a> {
             blocks: Some(io.blocks),
             by_method: Some(io.by_method),
             latency_us: io.latency_us,
+            block_queue_us: io.stages_us.block_queue,
+            by_source: io.by_source,
+            readahead_hits: io.readahead_hits,
+            queue_full_fallbacks: io.queue_full_fallbacks,
+            exposed_us: io.exposed_us,
+            hidden_us: io.hidden_us,
+            stages_us: io.stages_us.clone(),
+            bounds_us: io.bounds_us.clone(),
             ..Self::default()
         }
     }
 
-    /// All columns with their cells, in the order of the file.
-    fn cells(&self) -> impl Iterator<Item = (&'static str, String)> + use<'a> {
-        let method = self.by_method;
-        let names = [
+    /// All columns with their cells, in the order of the file. New ones come last, so that the old ones keep their places.
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = self.names();
+        cells.extend(self.counts());
+        cells.extend(dist("latency", self.latency_us));
+        cells.extend(dist("block_queue", self.block_queue_us));
+        cells.extend(self.sources_and_waits());
+        let Stages { pg_queue, submit, cache, block_queue: _, device, wakeup } = self.stages_us;
+        let Bounds { pg_queue_at_least, wakeup_at_most } = self.bounds_us;
+        cells.push(count("block_queue", self.block_queue_us));
+        let dists = [
+            ("pg_queue", pg_queue),
+            ("submit", submit),
+            ("cache", cache),
+            ("device", device),
+            ("wakeup", wakeup),
+            ("pg_queue_at_least", pg_queue_at_least),
+            ("wakeup_at_most", wakeup_at_most),
+        ];
+        for (name, figures) in dists {
+            cells.push(count(name, figures));
+            cells.extend(dist(name, figures));
+        }
+        cells.extend(self.requests());
+        cells
+    }
+
+    /// Who or what the row is about.
+    fn names(&self) -> Vec<Cell> {
+        named([
             ("section", self.section.to_owned()),
             ("pid", cell(self.pid)),
             ("backend_type", cell(self.backend_type.map(printable))),
@@ -96,63 +155,88 @@ impl<'a> Row<'a> {
             ("temporary", cell(self.temporary)),
             ("file", cell(self.file.map(printable))),
             ("device", cell(self.device.map(printable))),
-        ];
-        let figures = [
+        ])
+    }
+
+    fn counts(&self) -> Vec<Cell> {
+        let method = self.by_method;
+        named([
             ("reads", self.reads.to_string()),
             ("bytes", self.bytes.to_string()),
             ("blocks", cell(self.blocks)),
             ("reads_sync", cell(method.map(|method| method.sync))),
             ("reads_worker", cell(method.map(|method| method.worker))),
             ("reads_io_uring", cell(method.map(|method| method.io_uring))),
-        ];
-        let latency = dist(&LATENCY_COLUMNS, self.latency_us);
-        let block_queue = dist(&BLOCK_QUEUE_COLUMNS, self.block_queue_us);
-        names.into_iter().chain(figures).chain(latency).chain(block_queue)
+        ])
+    }
+
+    fn sources_and_waits(&self) -> Vec<Cell> {
+        let source = self.by_source;
+        named([
+            ("method", cell(self.method)),
+            ("reads_cache", cell(source.map(|source| source.cache))),
+            ("reads_device", cell(source.map(|source| source.device))),
+            ("reads_mixed", cell(source.map(|source| source.mixed))),
+            ("readahead_hits", cell(self.readahead_hits)),
+            ("queue_full_fallbacks", cell(self.queue_full_fallbacks)),
+            ("exposed_us", cell(self.exposed_us.map(thousandths))),
+            ("hidden_us", cell(self.hidden_us.map(thousandths))),
+        ])
+    }
+
+    /// Of a device: its requests.
+    fn requests(&self) -> Vec<Cell> {
+        let (sizes, users) = (self.request_bytes, self.users);
+        named([
+            ("request_bytes_mean", cell(sizes.map(|sizes| thousandths(sizes.mean)))),
+            ("request_bytes_p50", cell(sizes.map(|sizes| sizes.p50))),
+            ("request_bytes_p99", cell(sizes.map(|sizes| sizes.p99))),
+            ("request_bytes_max", cell(sizes.map(|sizes| sizes.max))),
+            ("depth_mean", cell(self.depth_mean.map(thousandths))),
+            ("depth_max", cell(self.depth_max)),
+            ("server_requests", cell(users.map(|users| users.server_requests))),
+            ("server_bytes", cell(users.map(|users| users.server_bytes))),
+            ("readahead_bytes", cell(self.readahead_bytes)),
+            ("other_requests", cell(users.map(|users| users.other_requests))),
+            ("other_bytes", cell(users.map(|users| users.other_bytes))),
+        ])
     }
 }
 
-/// Columns of the latency, in the order of [`dist`].
-const LATENCY_COLUMNS: [&str; 7] = [
-    "latency_mean_us",
-    "latency_p50_us",
-    "latency_p90_us",
-    "latency_p99_us",
-    "latency_p999_us",
-    "latency_max_us",
-    "latency_sum_us",
-];
+fn named<const N: usize>(cells: [(&'static str, String); N]) -> Vec<Cell> {
+    cells.into_iter().map(|(column, cell)| (Cow::Borrowed(column), cell)).collect()
+}
 
-/// Columns of a device's queue, in the order of [`dist`].
-const BLOCK_QUEUE_COLUMNS: [&str; 7] = [
-    "block_queue_mean_us",
-    "block_queue_p50_us",
-    "block_queue_p90_us",
-    "block_queue_p99_us",
-    "block_queue_p999_us",
-    "block_queue_max_us",
-    "block_queue_sum_us",
-];
+/// How many a distribution is over.
+fn count(name: &str, dist: Option<Dist>) -> Cell {
+    (Cow::Owned(format!("{name}_count")), cell(dist.map(|dist| dist.count)))
+}
 
-/// The figures of a distribution under the names in `columns`.
-fn dist(
-    columns: &[&'static str; 7],
-    dist: Option<Dist>,
-) -> impl Iterator<Item = (&'static str, String)> + use<> {
+/// The figures of a distribution of microseconds, but for its count.
+fn dist(name: &str, dist: Option<Dist>) -> Vec<Cell> {
     let figures = dist.map(|dist| {
-        // The count is left out: it is the number of reads.
         let Dist { count: _, mean, p50, p90, p99, p999, max, sum } = dist;
         [mean, p50, p90, p99, p999, max, sum]
     });
-    let columns = *columns;
-    columns.into_iter().enumerate().map(move |(index, column)| {
-        let micros = figures.map(|figures| format!("{:.3}", figures[index]));
-        (column, cell(micros))
-    })
+    let columns = ["mean", "p50", "p90", "p99", "p999", "max", "sum"].into_iter().enumerate();
+    let named = columns.map(|(index, figure)| {
+        let micros = figures.map(|figures| thousandths(figures[index]));
+        (Cow::Owned(format!("{name}_{figure}_us")), cell(micros))
+    });
+    named.collect()
+}
+
+fn thousandths(value: f64) -> String {
+    format!("{value:.3}")
 }
 
 /// A value, or an empty cell where there is none.
 fn cell<T: ToString>(value: Option<T>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
+}
+
+fn method(totals: &MethodTotals) -> Row<'_> {
+    Row { method: Some(totals.method), ..Row::of("method", &totals.io) }
 }
 
 fn backend(backend: &Backend) -> Row<'_> {
@@ -202,6 +286,30 @@ fn relation(relation: &Relation) -> Row<'_> {
     }
 }
 
+/// One row a device that the relation came from.
+fn relation_devices(of: &Relation) -> impl Iterator<Item = Row<'_>> {
+    let devices = of.devices.iter().flatten();
+    devices.map(|from| {
+        let FromDevice { dev, name: _, requests, asked_bytes, readahead_bytes } = from;
+        let Row { database, schema, name, fork, relfilenode, temporary, file, .. } = relation(of);
+        Row {
+            section: "relation_device",
+            database,
+            schema,
+            name,
+            fork,
+            relfilenode,
+            temporary,
+            file,
+            device: Some(dev),
+            reads: *requests,
+            bytes: asked_bytes + readahead_bytes,
+            readahead_bytes: Some(*readahead_bytes),
+            ..Row::default()
+        }
+    })
+}
+
 fn device(device: &Device) -> Row<'_> {
     Row {
         section: "device",
@@ -211,6 +319,12 @@ fn device(device: &Device) -> Row<'_> {
         bytes: device.bytes,
         latency_us: device.device_us,
         block_queue_us: device.block_queue_us,
+        request_bytes: device.request_bytes,
+        // The mean comes from the times with the device.
+        depth_mean: device.device_us.map(|_| device.depth.mean),
+        depth_max: Some(device.depth.max),
+        users: Some(device.users),
+        readahead_bytes: device.users.readahead_bytes,
         ..Row::default()
     }
 }
@@ -242,13 +356,21 @@ mod tests {
     }
 
     #[test]
+    fn every_column_has_a_name_of_its_own() {
+        let cells = Row::default().cells();
+        let columns: std::collections::HashSet<_> = cells.iter().map(|(column, _)| column).collect();
+        assert_eq!(columns.len(), cells.len());
+    }
+
+    #[test]
     fn odd_names_come_back_with_their_control_characters_escaped() {
         let mut report = samples::full();
         report.backends[0].application_name = Some("a,\"b\"\n\u{1b}[2J".to_owned());
         let text = written(&report);
         assert_eq!(text.lines().count(), written(&samples::full()).lines().count());
         let mut reader = ::csv::Reader::from_reader(text.as_bytes());
-        let row = reader.records().next().expect("a row").expect("it is CSV");
+        let mut rows = reader.records().map(|row| row.expect("it is CSV"));
+        let row = rows.find(|row| &row[0] == "backend").expect("there are backends");
         assert_eq!(&row[6], r#"a,"b"\n\u{1b}[2J"#);
     }
 }

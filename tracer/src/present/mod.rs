@@ -3,12 +3,14 @@
 //! The forms are pure: they write a report to whatever they are given. [`output`] decides where that goes.
 
 mod csv;
+mod devices;
 mod doctor;
 mod json;
 pub mod output;
 mod printable;
 #[cfg(test)]
 mod samples;
+mod stages;
 mod table;
 mod text;
 pub mod units;
@@ -30,7 +32,7 @@ pub enum Format {
     Text,
     /// One JSON object on one line, with everything.
     Json,
-    /// One row per backend, io worker, relation and device; only for stat.
+    /// One row per method, backend, io worker, relation and device; only for stat.
     Csv,
 }
 

@@ -2,8 +2,8 @@
 
 use crate::model::{
     Backend, Bounds, ByExecutor, ByMethod, BySource, Check, Depth, Device, Dist, DoctorReport, EndedBackends,
-    FromDevice, IoSummary, IoWorker, Ledger, Overhead, OwnerShare, PgAiosLedger, Relation, RequestSizes,
-    STAT_SCHEMA, Stages, StatReport, Status, Target, Users, Window,
+    FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, Relation,
+    RequestSizes, STAT_SCHEMA, Stages, StatReport, Status, Target, Users, Window,
 };
 
 /// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
@@ -20,6 +20,11 @@ pub fn full() -> StatReport {
             pg_aios: Some(PgAiosLedger { rows: 512, confirmed: 509, contradicted: 0, unmatched: 3 }),
             ..balanced()
         },
+        methods: vec![
+            MethodTotals { method: "io_uring", io: io(method(0, 0, 2_130), 16, 4_560.0) },
+            MethodTotals { method: "worker", io: io(method(0, 3_000, 0), 16, 123.4) },
+            MethodTotals { method: "sync", io: cached(io(method(4_022, 0, 0), 1, 12.5)) },
+        ],
         backends: backends(),
         ended_backends: vec![EndedBackends {
             processes: 1_200,
@@ -57,6 +62,7 @@ pub fn empty() -> StatReport {
             tracer_max_rss_bytes: 24 << 20,
             attach_ms: 310.0,
         },
+        methods: Vec::new(),
         backends: Vec::new(),
         ended_backends: Vec::new(),
         io_workers: Vec::new(),
@@ -83,7 +89,8 @@ pub fn incomplete() -> StatReport {
             ..balanced()
         },
         overhead: Overhead { bpf_ns_per_read: None, bpf_cpu_s: None, ..empty().overhead },
-        backends: vec![Backend { leader_pid: None, ..unknown_backend() }],
+        methods: vec![MethodTotals { method: "sync", io: counted(io(method(10, 0, 0), 1, 0.87)) }],
+        backends: vec![unknown_backend()],
         ..empty()
     }
 }
@@ -171,16 +178,51 @@ fn io(by_method: ByMethod, blocks_per_read: u64, p50: f64) -> IoSummary {
     }
 }
 
-/// Most of the time with the device.
+/// Of a quarter of the reads, the time with the device; a part of the time is covered by no stage.
 fn stages(reads: u64, p50: f64) -> Stages {
     let of = |reads: u64, share: f64| (reads > 0).then(|| dist(reads, p50 * share));
     Stages {
         pg_queue: None,
-        submit: of(reads / 4, 0.1),
-        cache: of(reads, 0.2),
-        block_queue: of(reads / 4, 0.4),
-        device: of(reads / 4, 1.5),
-        wakeup: of(reads / 4, 0.2),
+        submit: of(reads / 4, 0.12),
+        cache: of(reads, 0.06),
+        block_queue: of(reads / 4, 0.48),
+        device: of(reads / 4, 2.84),
+        wakeup: of(reads / 4, 0.08),
+    }
+}
+
+/// Reads that no device had to serve.
+fn cached(io: IoSummary) -> IoSummary {
+    IoSummary {
+        by_source: Some(BySource { cache: io.reads, device: 0, mixed: 0 }),
+        stages_us: Stages { cache: io.latency_us, ..Stages::default() },
+        ..io
+    }
+}
+
+/// Reads of which only the kernel's counts are left.
+fn counted(io: IoSummary) -> IoSummary {
+    IoSummary {
+        by_executor: None,
+        by_source: None,
+        readahead_hits: None,
+        queue_full_fallbacks: None,
+        stages_us: Stages::default(),
+        ..io
+    }
+}
+
+/// Reads whose owner's waits are known.
+fn waited_for(io: IoSummary) -> IoSummary {
+    let total = io.latency_us.map_or(0.0, |dist| dist.sum);
+    IoSummary {
+        bounds_us: Bounds {
+            pg_queue_at_least: Some(dist(120, 12.3)),
+            wakeup_at_most: Some(dist(2_000, 3.4)),
+        },
+        exposed_us: Some(total * 0.8),
+        hidden_us: Some(total * 0.1),
+        ..io
     }
 }
 
@@ -190,30 +232,39 @@ fn method(sync: u64, worker: u64, io_uring: u64) -> ByMethod {
 
 fn backends() -> Vec<Backend> {
     let text = |text: &str| Some(text.to_owned());
+    let leader = Backend {
+        pid: 4_242,
+        backend_type: text("client backend"),
+        leader_pid: None,
+        database: text("データ"),
+        user: text("postgres"),
+        application_name: text("psql"),
+        io: waited_for(io(method(12, 3_000, 0), 16, 123.4)),
+    };
     vec![
-        Backend {
-            pid: 4_242,
-            backend_type: text("client backend"),
-            leader_pid: None,
-            database: text("データ"),
-            user: text("postgres"),
-            application_name: text("psql"),
-            io: io(method(12, 3_000, 0), 16, 123.4),
-        },
         Backend {
             pid: 4_243,
             backend_type: text("parallel worker"),
             leader_pid: Some(4_242),
-            database: text("データ"),
-            user: text("postgres"),
-            application_name: text("psql"),
-            io: io(method(0, 0, 2_130), 16, 4_560.0),
+            io: IoSummary {
+                exposed_us: Some(9.1e6),
+                hidden_us: Some(0.0),
+                ..io(method(0, 0, 2_130), 16, 4_560.0)
+            },
+            ..leader.clone()
+        },
+        leader.clone(),
+        Backend {
+            pid: 4_250,
+            application_name: text("a report with a name that goes on and on"),
+            io: cached(io(method(500, 0, 0), 1, 12.5)),
+            ..leader
         },
         unknown_backend(),
     ]
 }
 
-/// A backend whose names nobody could tell.
+/// A backend whose names nobody could tell, and of whose reads nothing but their latency is known.
 fn unknown_backend() -> Backend {
     Backend {
         pid: 51,
@@ -222,7 +273,7 @@ fn unknown_backend() -> Backend {
         database: None,
         user: None,
         application_name: None,
-        io: io(method(10, 0, 0), 1, 0.87),
+        io: counted(io(method(10, 0, 0), 1, 0.87)),
     }
 }
 
@@ -256,13 +307,10 @@ fn relations() -> Vec<Relation> {
         relfilenode: Some(16_456),
         temporary: false,
         file: None,
-        devices: Some(vec![FromDevice {
-            dev: "254:0".to_owned(),
-            name: Some("vda".to_owned()),
-            requests: 280,
-            asked_bytes: 500 << 20,
-            readahead_bytes: 90 << 20,
-        }]),
+        devices: Some(vec![
+            from_device("254:0", Some("vda"), 410 << 20, 90 << 20),
+            from_device("7:1", None, 180 << 20, 20 << 20),
+        ]),
         io: io(method(12, 3_000, 2_000), 16, 200.0),
     };
     vec![
@@ -272,6 +320,7 @@ fn relations() -> Vec<Relation> {
             name: text("表"),
             relfilenode: Some(16_999),
             temporary: true,
+            devices: Some(vec![from_device("254:0", Some("vda"), 12 << 20, 0)]),
             io: io(method(0, 0, 100), 16, 150.0),
             ..accounts.clone()
         },
@@ -280,6 +329,7 @@ fn relations() -> Vec<Relation> {
             schema: None,
             name: None,
             relfilenode: Some(1_262),
+            devices: None,
             io: io(method(0, 0, 30), 1, 90.0),
             ..accounts.clone()
         },
@@ -290,10 +340,21 @@ fn relations() -> Vec<Relation> {
             fork: None,
             relfilenode: None,
             file: text("pg_wal"),
-            io: IoSummary { blocks: 0, ..io(method(10, 0, 0), 1, 0.87) },
+            devices: Some(Vec::new()),
+            io: cached(IoSummary { blocks: 0, ..io(method(10, 0, 0), 1, 0.87) }),
             ..accounts
         },
     ]
+}
+
+fn from_device(dev: &str, name: Option<&str>, asked_bytes: u64, readahead_bytes: u64) -> FromDevice {
+    FromDevice {
+        dev: dev.to_owned(),
+        name: name.map(str::to_owned),
+        requests: 280,
+        asked_bytes,
+        readahead_bytes,
+    }
 }
 
 fn devices() -> Vec<Device> {
@@ -314,10 +375,10 @@ fn devices() -> Vec<Device> {
             depth: Depth { mean: 1.7, max: 32 },
             users: Users {
                 server_requests: 2_400,
-                server_bytes: 590 << 20,
+                server_bytes: 380 << 20,
                 readahead_bytes: Some(90 << 20),
                 other_requests: 200,
-                other_bytes: 10 << 20,
+                other_bytes: 220 << 20,
             },
         },
         Device {

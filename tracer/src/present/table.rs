@@ -13,8 +13,13 @@ pub const TOP_ROWS: usize = 20;
 /// Printed where a figure was not measured or a name is not known, never a zero or an empty cell.
 pub const NOT_MEASURED: &str = "–";
 
+/// What is known, or the mark for what is not.
+pub fn known(text: Option<String>) -> String {
+    text.unwrap_or_else(|| NOT_MEASURED.to_owned())
+}
+
 /// Headings; the stream that is written to strips it where colour is not wanted.
-const HEADING: Style = Style::new().bold();
+pub const HEADING: Style = Style::new().bold();
 
 /// One column of a table about things of type `T`.
 pub struct Column<T> {
@@ -51,7 +56,7 @@ pub fn write_table<T>(
         return Ok(());
     }
     writeln!(out, "\n{HEADING}{title}{HEADING:#}")?;
-    for (index, line) in layout(columns, items).lines().enumerate() {
+    for (index, line) in lay_out(columns, items).lines().enumerate() {
         let line = line.trim_end();
         if index == 0 {
             writeln!(out, "{HEADING}{line}{HEADING:#}")?;
@@ -66,8 +71,8 @@ pub fn write_table<T>(
     Ok(())
 }
 
-/// The first rows, their headings, and how they are aligned.
-fn layout<T>(columns: &[Column<T>], items: &[T]) -> Table {
+/// The headings and the first [`TOP_ROWS`] of `items`, aligned: one line each.
+pub fn lay_out<T>(columns: &[Column<T>], items: &[T]) -> String {
     let mut table = Table::new();
     table
         .set_content_arrangement(ContentArrangement::Disabled)
@@ -78,7 +83,7 @@ fn layout<T>(columns: &[Column<T>], items: &[T]) -> Table {
         laid_out.set_padding((2, 0));
         laid_out.set_cell_alignment(column.alignment);
     }
-    table
+    table.to_string()
 }
 
 #[cfg(test)]

@@ -6,11 +6,13 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
 
+use super::devices::{devices_of, read_ahead, write_devices};
 use super::printable::printable;
-use super::table::{Column, NOT_MEASURED, write_table};
+use super::stages::write_stages;
+use super::table::{Column, NOT_MEASURED, known, write_table};
 use super::units;
 use crate::model::{
-    Backend, Device, Dist, EndedBackends, FilterReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
+    Backend, Dist, EndedBackends, FilterReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
     PgAiosLedger, Relation, StatReport, Target, Window,
 };
 
@@ -30,6 +32,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     write_ledger(out, &report.ledger)?;
     write_pg_aios(out, report.ledger.pg_aios.as_ref())?;
     write_filter(out, report.filter.as_ref(), report.ledger.reads)?;
+    write_stages(out, report)?;
     write_table(out, "Backends: reads they wanted, whoever executed them", &BACKENDS, &report.backends)?;
     write_table(out, "Backends that ended, folded", &ENDED_BACKENDS, &report.ended_backends)?;
     write_table(
@@ -39,7 +42,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
         &report.io_workers,
     )?;
     write_table(out, "Relations and files", &RELATIONS, &report.relations)?;
-    write_table(out, "Devices: all read requests, whoever wanted them", &DEVICES, &report.devices)?;
+    write_devices(out, &report.devices)?;
     write_notes(out, &report.notes)?;
     write_overhead(out, &report.overhead)
 }
@@ -94,7 +97,7 @@ const IO_WORKERS: [Column<IoWorker>; 10] = [
 ];
 
 /// Columns of the table of relations.
-const RELATIONS: [Column<Relation>; 10] = [
+const RELATIONS: [Column<Relation>; 12] = [
     Column::name("DATABASE", |relation| name(relation.database.as_deref())),
     Column::name("RELATION", relation_name),
     Column::name("FORK", |relation| name(relation.fork.as_deref())),
@@ -105,20 +108,8 @@ const RELATIONS: [Column<Relation>; 10] = [
     Column::figure("P99", |relation| latency(&relation.io, |dist| dist.p99)),
     Column::figure("MAX", |relation| latency(&relation.io, |dist| dist.max)),
     Column::figure("TOTAL", |relation| latency(&relation.io, |dist| dist.sum)),
-];
-
-/// Columns of the table of devices.
-const DEVICES: [Column<Device>; 10] = [
-    Column::name("DEVICE", |device| device.dev.clone()),
-    Column::name("NAME", |device| name(device.name.as_deref())),
-    Column::figure("REQUESTS", |device| units::count(device.requests)),
-    Column::figure("SIZE", |device| units::size(device.bytes)),
-    Column::figure("QUEUE P50", |device| of(device.block_queue_us.as_ref(), |dist| dist.p50)),
-    Column::figure("QUEUE P99", |device| of(device.block_queue_us.as_ref(), |dist| dist.p99)),
-    Column::figure("QUEUE MAX", |device| of(device.block_queue_us.as_ref(), |dist| dist.max)),
-    Column::figure("DEVICE P50", |device| of(device.device_us.as_ref(), |dist| dist.p50)),
-    Column::figure("DEVICE P99", |device| of(device.device_us.as_ref(), |dist| dist.p99)),
-    Column::figure("DEVICE MAX", |device| of(device.device_us.as_ref(), |dist| dist.max)),
+    Column::figure("AHEAD", read_ahead),
+    Column::name("FROM", devices_of),
 ];
 
 /// Which server, and when.
@@ -285,19 +276,9 @@ fn name(name: Option<&str>) -> String {
     known(name.filter(|name| !name.is_empty()).map(|name| printable(name).into_owned()))
 }
 
-/// What is known, or the mark for what is not.
-fn known(text: Option<String>) -> String {
-    text.unwrap_or_else(|| NOT_MEASURED.to_owned())
-}
-
 /// One figure of the latency of `io`.
 fn latency(io: &IoSummary, figure: fn(&Dist) -> f64) -> String {
-    of(io.latency_us.as_ref(), figure)
-}
-
-/// One figure of a distribution.
-fn of(dist: Option<&Dist>, figure: fn(&Dist) -> f64) -> String {
-    known(dist.map(|dist| units::duration(figure(dist))))
+    known(io.latency_us.as_ref().map(|dist| units::duration(figure(dist))))
 }
 
 /// The type of a backend, with the leader of a parallel worker.
@@ -388,8 +369,13 @@ mod tests {
     fn a_hostile_name_does_not_reach_the_terminal() {
         let mut report = samples::full();
         let hostile = "\u{1b}[2J\u{9b}1;1H\r\n";
-        report.backends[0].application_name = Some(hostile.to_owned());
-        report.backends[0].database = Some(hostile.to_owned());
+        for backend in &mut report.backends {
+            backend.application_name = Some(hostile.to_owned());
+            backend.database = Some(hostile.to_owned());
+        }
+        for device in report.relations[0].devices.iter_mut().flatten() {
+            device.name = Some(hostile.to_owned());
+        }
         report.relations[0].name = Some(hostile.to_owned());
         report.devices[0].name = Some(hostile.to_owned());
         report.target.data_directory = hostile.to_owned();

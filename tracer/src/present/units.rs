@@ -64,6 +64,24 @@ pub fn ratio(ratio: f64) -> String {
     }
 }
 
+/// A ratio in whole percent, where there is little room: `71 %`.
+///
+/// As with [`ratio`], only exactly one is `100 %` and only exactly zero is `0 %`.
+#[must_use]
+pub fn percent(ratio: f64) -> String {
+    let percent = ratio * 100.0;
+    // `format!` rounds half to even, and would make nothing of a half.
+    if percent <= 0.0 {
+        "0 %".to_owned()
+    } else if percent < 0.5 {
+        "<1 %".to_owned()
+    } else if (99.5..100.0).contains(&percent) {
+        ">99 %".to_owned()
+    } else {
+        format!("{:.0} %", percent.round())
+    }
+}
+
 /// `part` of `whole` in percent; `None` when there is no whole.
 #[must_use]
 pub fn share(part: u64, whole: u64) -> Option<String> {
@@ -183,6 +201,17 @@ mod tests {
         ];
         for (value, expected) in cases {
             assert_eq!(ratio(value), expected, "{value}");
+        }
+        let cases = [
+            (0.0, "0 %"),
+            (0.001, "<1 %"),
+            (0.005, "1 %"),
+            (0.714, "71 %"),
+            (0.996, ">99 %"),
+            (1.0, "100 %"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(percent(value), expected, "{value}");
         }
         assert_eq!(share(1, 4).as_deref(), Some("25.0 %"));
         assert_eq!(share(0, 0), None);
