@@ -36,7 +36,15 @@ pub fn complaints(report: &Value) -> Vec<String> {
     if ledger["complete"] != true {
         found.push(format!("the ledger is incomplete: {ledger}"));
     }
-    for pointer in ["/lost", "/failed", "/inferred", "/ambiguous", "/unattributed", "/pg_aios/contradicted"] {
+    for pointer in [
+        "/lost",
+        "/failed",
+        "/inferred",
+        "/ambiguous",
+        "/unattributed",
+        "/impossible",
+        "/pg_aios/contradicted",
+    ] {
         let number = ledger.pointer(pointer).unwrap_or(&Value::Null);
         if *number != 0 {
             found.push(format!("ledger{pointer} is {number}, not 0"));

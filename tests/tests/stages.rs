@@ -2,8 +2,9 @@
 
 use std::{
     collections::HashMap,
+    fs,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,6 +14,7 @@ use pgiotrace_tests::{
     ledger::{complaints, count, report_of, traced_blocks},
     scan,
 };
+use postgres::Client;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -60,6 +62,11 @@ impl Rig {
 
     /// Scans the cold table under the tracer.
     fn cold_scan(&self, latency: Latency) -> Result<Scan> {
+        self.cold_query(latency, &format!("SELECT count(*) FROM {TABLE}"))
+    }
+
+    /// Runs a query that reads the cold table once, under the tracer.
+    fn cold_query(&self, latency: Latency, query: &str) -> Result<Scan> {
         self.disk.set_latency(Latency::NONE);
         self.cluster.drop_caches()?;
         let mut client = self.cluster.connect("postgres")?;
@@ -71,7 +78,9 @@ impl Rig {
         self.disk.wait_idle()?;
         self.disk.clear_log();
         self.disk.set_latency(latency);
-        let blocks = scan::scan(&mut client, TABLE)?;
+        let (cpu, begin) = (cpu_time(pid)?, Instant::now());
+        let blocks = Self::read_blocks(&mut client, query)?;
+        let (cpu, took) = (cpu_time(pid)? - cpu, begin.elapsed());
         // What the kernel has read ahead, too.
         self.disk.wait_idle()?;
         let log = self.disk.log();
@@ -81,7 +90,14 @@ impl Rig {
         ensure!(complaints(&report).is_empty(), "{:#?}", complaints(&report));
         ensure!(traced_blocks(&report, TABLE) == blocks);
         let records = RawRecords::read(&records)?;
-        Ok(Scan { report, log, records, pid })
+        Ok(Scan { report, log, records, pid, took, cpu })
+    }
+
+    /// Runs a query; the blocks that EXPLAIN says were read.
+    fn read_blocks(client: &mut Client, query: &str) -> Result<u64> {
+        client.batch_execute("SET max_parallel_workers_per_gather = 0")?;
+        let plan = scan::explain(client, query)?;
+        plan["Shared Read Blocks"].as_u64().filter(|blocks| *blocks > 0).context("nothing was read")
     }
 }
 
@@ -91,6 +107,17 @@ struct Scan {
     log: Vec<Served>,
     records: RawRecords,
     pid: u32,
+    /// How long the query took.
+    took: Duration,
+    /// How long its backend was on a processor meanwhile.
+    cpu: Duration,
+}
+
+/// How long a process has been on a processor.
+fn cpu_time(pid: u32) -> Result<Duration> {
+    let schedstat = fs::read_to_string(format!("/proc/{pid}/schedstat"))?;
+    let nanos = schedstat.split_whitespace().next().and_then(|nanos| nanos.parse().ok());
+    Ok(Duration::from_nanos(nanos.context("the kernel does not tell the time on a processor")?))
 }
 
 impl Scan {
@@ -280,23 +307,24 @@ fn the_stages_of_a_cold_scan_add_up_to_its_latency() -> Result<()> {
 fn what_the_block_layer_holds_back_is_queue_and_not_device() -> Result<()> {
     const READS_PER_SECOND: u32 = 100;
     let _alone = alone();
-    for is_direct in [false, true] {
-        let mut rig = Rig::start(FileSystem::Ext4, is_direct, TABLE_MIB)?;
-        for method in METHODS {
-            rig.cluster.restart(&[("io_method", method)])?;
-            let throttle = Throttle::reads_per_second(&rig.cluster, rig.disk.device(), READS_PER_SECOND)?;
-            let scan = rig.cold_scan(Latency::NONE)?;
-            drop(throttle);
-            let (latency, queue) = (latency(&scan.report)?, stage(&scan.report, "block_queue")?);
-            let device = stage(&scan.report, "device")?;
-            println!(
-                "{method}, direct {is_direct}: of {latency:.0} µs, block_queue {:.1} %, device {:.1} %; {} requests, {:.0} µs each",
-                100.0 * queue / latency,
-                100.0 * device / latency,
-                scan.log.len(),
-                scan.log.iter().map(Served::service_ns).sum::<u64>() as f64 / 1e3 / scan.log.len() as f64,
-            );
-        }
+    let mut rig = Rig::start(FileSystem::Ext4, false, TABLE_MIB)?;
+    for method in METHODS {
+        rig.cluster.restart(&[("io_method", method)])?;
+        let throttle = Throttle::reads_per_second(&rig.cluster, rig.disk.device(), READS_PER_SECOND)?;
+        let scan = rig.cold_scan(Latency::NONE)?;
+        drop(throttle);
+        let latency = latency(&scan.report)?;
+        let (queue, device) = (stage(&scan.report, "block_queue")?, stage(&scan.report, "device")?);
+        println!(
+            "{method}: {} requests; of {latency:.0} µs, block_queue {:.1} %, device {:.1} %",
+            scan.log.len(),
+            100.0 * queue / latency,
+            100.0 * device / latency,
+        );
+        // The limit lets through bursts of a tenth of a second.
+        ensure!(scan.took.as_secs_f64() > scan.log.len() as f64 / f64::from(READS_PER_SECOND) - 0.2);
+        ensure!(queue > 0.9 * latency, "{method}: the queue has only {queue} of {latency} µs");
+        ensure!(device < 0.1 * latency, "{method}: the device has {device} of {latency} µs");
     }
     Ok(())
 }
@@ -322,17 +350,30 @@ fn a_backend_that_reads_by_itself_hides_nothing() -> Result<()> {
 }
 
 #[test]
-fn try_it() -> Result<()> {
-    let mut rig = Rig::start(FileSystem::Ext4, std::env::var_os("DIRECT").is_some(), TABLE_MIB)?;
-    for method in METHODS {
-        rig.cluster.restart(&[("io_method", method)])?;
-        let scan = rig.cold_scan(Latency::Constant(Duration::from_millis(5)))?;
-        println!("{method}: {:#}", scan::relation(&scan.report, TABLE)?);
-        let mut backend = scan::backend(&scan.report, scan.pid)?.clone();
-        backend["io"]["stages_us"] = Value::Null;
-        println!("{method}: {backend:#}");
-        println!("{method}: {:#}", scan.report["devices"]);
-        println!("{:#}", scan.report["notes"]);
+fn exposed_time_and_computation_make_up_the_run_time_of_a_deep_prefetch() -> Result<()> {
+    let _alone = alone();
+    let mut rig = Rig::start(FileSystem::Ext4, true, TABLE_MIB)?;
+    let query = format!("SELECT sum(length(md5(filler || id))) FROM {TABLE}, generate_series(1, 4)");
+    for method in ["worker", "io_uring"] {
+        let settings =
+            [("io_method", method), ("shared_buffers", "128MB"), ("effective_io_concurrency", "8")];
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            rig.cluster.restart(&settings)?;
+            let scan = rig.cold_query(Latency::Constant(Duration::from_millis(5)), &query)?;
+            let (exposed, hidden) = exposure(&scan)?;
+            let (cpu, took) = (scan.cpu.as_secs_f64() * 1e6, scan.took.as_secs_f64() * 1e6);
+            println!(
+                "{method}: {took:.0} µs = exposed {exposed:.0} + computing {cpu:.0} + {:.1} %; hidden {hidden:.0}",
+                100.0 * (took - exposed - cpu) / took
+            );
+            ensure!(hidden > 0.0, "{method}: nothing was hidden");
+            if (took - exposed - cpu).abs() <= 0.05 * took {
+                break;
+            }
+            ensure!(attempt < ATTEMPTS, "{method}: exposed time and computation are not the run time");
+        }
     }
     Ok(())
 }

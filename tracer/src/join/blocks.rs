@@ -141,6 +141,8 @@ pub(super) struct Blocks {
     merges: VecDeque<MergeRecord>,
     /// The longest request so far, bytes.
     longest: u64,
+    /// Requests whose times contradict each other.
+    pub impossible: u64,
     /// Sums by the file that was read and the device that it came from; no file: direct I/O, metadata.
     pub sums: HashMap<(FileId, u32), FromDevice>,
 }
@@ -150,6 +152,7 @@ impl Blocks {
     pub fn add(&mut self, record: &RequestRecord) {
         let part = Part::of(record);
         self.count(&part, record);
+        self.impossible += u64::from(!part.waited.is_possible());
         self.longest = self.longest.max(part.range.1 - part.range.0);
         if part.read.start_ns != 0 {
             self.by_read.entry(part.read).or_default().push(part);

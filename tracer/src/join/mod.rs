@@ -62,6 +62,7 @@ struct Ends {
     bytes: u64,
     blocks: u64,
     beyond_range: u64,
+    impossible: u64,
 }
 
 /// The join, as it grows.

@@ -42,6 +42,7 @@ impl Join {
         self.remember_file(&read);
         // Now, while the requests that it may have waited for are remembered.
         let timing = self.blocks.settle(&read.record);
+        self.ends.impossible += u64::from(!timing.is_possible());
         match self.ownership(&read) {
             Ownership::Known(owner) => self.finish(&read, timing, Some(owner), Fidelity::Exact),
             Ownership::Contradictory => self.finish(&read, timing, None, Fidelity::Unattributed),

@@ -167,6 +167,7 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         rejected_candidates: counts.of(Counter::CandidateRejected),
         unreadable_candidates: counts.of(Counter::CandidateUnreadable),
         beyond_range: ends.beyond_range,
+        impossible: ends.impossible + join.blocks.impossible,
         complete: lost == 0 && begun == accounted && counts.of(Counter::ProcessesFull) == 0,
         pg_aios: join.uses.ledger(),
     }

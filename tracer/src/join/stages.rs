@@ -21,6 +21,11 @@ pub(super) struct Waited {
 }
 
 impl Waited {
+    /// Whether it was queued, issued and completed in this order.
+    pub fn is_possible(&self) -> bool {
+        self.first_ns() <= self.issued_ns && self.issued_ns <= self.done_ns
+    }
+
     /// When it is first known to have been in the block layer.
     pub fn first_ns(&self) -> u64 {
         self.queued_ns.unwrap_or(self.issued_ns)

@@ -191,6 +191,13 @@ impl Timing {
     pub fn latency_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
+
+    /// Whether the times agree with each other: the end is not before the start, and the stages add up to no more than what
+    /// lies between.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        self.start_ns <= self.end_ns && self.stages.sum_ns() <= self.latency_ns()
+    }
 }
 
 /// The stages of a read.

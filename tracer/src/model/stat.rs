@@ -104,6 +104,9 @@ pub struct Ledger {
     pub unreadable_candidates: u64,
     /// Reads that took longer than the histograms' range of one hour: counted, not in any percentile.
     pub beyond_range: u64,
+    /// Reads and requests whose times contradict each other, as an end before the start. Not zero: do not believe the
+    /// times, and report it as a bug.
+    pub impossible: u64,
     /// Whether nothing was lost and the books balance.
     pub complete: bool,
     /// Rows sampled from `pg_aios`; `None` when it could not be sampled.

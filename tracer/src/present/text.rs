@@ -215,6 +215,7 @@ fn outcomes(ledger: &Ledger) -> String {
         (ledger.failed, "failed"),
         (ledger.in_flight, "in flight at the end"),
         (ledger.lost, "lost"),
+        (ledger.impossible, "with times that contradict each other"),
         (ledger.beyond_range, "longer than an hour, in no percentile"),
     ];
     join_nonzero(head, &others)
