@@ -37,6 +37,7 @@ mod throttle;
 mod tool;
 mod tracer;
 mod user;
+pub mod victim;
 mod wait;
 
 pub use cluster::{Cluster, ClusterBuilder, Kept, StopMode};

@@ -1,19 +1,9 @@
 //! The harness itself: what it starts, works; what it leaves, is nothing.
 
-use std::{
-    env, fs,
-    io::{self, BufRead as _, BufReader, Read as _},
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
-use pgiotrace_tests::{Cluster, PgInstall, StopMode, Tracer, sweep_stale, wait_until};
-
-/// Set in a copy of this very program that is there to be killed.
-const VICTIM: &str = "PGIOTRACE_TEST_VICTIM";
-/// What the victim says before its folder and its server's PID.
-const STARTED: &str = "started: ";
+use pgiotrace_tests::{Cluster, PgInstall, StopMode, Tracer, sweep_stale, victim, wait_until};
 
 fn is_gone(folder: &Path, postmaster: u32) {
     assert!(!folder.exists(), "{} is still there", folder.display());
@@ -79,29 +69,18 @@ fn a_password_is_asked_for() -> Result<()> {
 /// Does nothing in an ordinary run: it is the part of the next test that runs in a process of its own.
 #[test]
 fn victim() -> Result<()> {
-    if env::var_os(VICTIM).is_none() {
+    if !victim::is_victim() {
         return Ok(());
     }
     let cluster = Cluster::builder(PgInstall::v18()?).start()?;
-    println!("\n{STARTED}{} {}", cluster.postmaster_pid()?, cluster.folder().display());
-    // Until it is killed, or its parent is gone.
-    io::stdin().read_to_end(&mut Vec::new())?;
-    Ok(())
+    victim::live_on(&format!("{} {}", cluster.postmaster_pid()?, cluster.folder().display()))
 }
 
 #[test]
 fn a_killed_owner_leaves_no_server_and_its_folder_goes_with_the_next_start() -> Result<()> {
-    let mut victim = Command::new(env::current_exe()?)
-        .args(["--exact", "victim", "--nocapture"])
-        .env(VICTIM, "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let lines = BufReader::new(victim.stdout.take().context("the victim has no stdout")?).lines();
-    let said = lines.map_while(Result::ok).find_map(|line| line.strip_prefix(STARTED).map(str::to_owned));
+    let (mut victim, said) = victim::start()?;
     victim.kill()?;
     victim.wait()?;
-    let said = said.context("the victim started no server")?;
     let (postmaster, folder) = said.split_once(' ').context("the victim named no folder")?;
 
     let process = format!("/proc/{postmaster}");

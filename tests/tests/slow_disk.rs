@@ -1,11 +1,8 @@
 //! The slow disk: it takes as long as it says, says what it served, and leaves nothing.
 
 use std::{
-    env,
     fs::{self, File},
-    io::{self, BufRead as _, BufReader, Read as _},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
@@ -15,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use pgiotrace_tests::{
     Cluster, FileSystem, Latency, PgInstall, Served, SlowDisk, Tracer, drop_caches,
     ledger::{complaints, count, report_of, traced_blocks},
-    scan, sweep_stale, wait_until,
+    scan, sweep_stale, victim, wait_until,
 };
 use rustix::fs::{Mode, OFlags, open};
 use serde_json::Value;
@@ -28,10 +25,6 @@ const ATTEMPTS: u32 = 5;
 /// tracer rightly counts and the disk's log does not: 2 % are to be more than that.
 const LATENCY: Duration = Duration::from_millis(10);
 const BLOCK: usize = 4096;
-/// Set in a copy of this very program that is there to be killed.
-const VICTIM: &str = "PGIOTRACE_TEST_DISK_VICTIM";
-/// What the victim says before the folder of its disk.
-const STARTED: &str = "started: ";
 /// How much longer than its latency a read may be served, but for a few: the host of a virtual machine takes a processor
 /// away for milliseconds at times.
 const SLACK: Duration = Duration::from_millis(2);
@@ -422,33 +415,18 @@ fn a_failing_start_leaves_nothing() -> Result<()> {
 /// Does nothing in an ordinary run: it is the part of the next test that runs in a process of its own.
 #[test]
 fn victim() -> Result<()> {
-    if env::var_os(VICTIM).is_none() {
+    if !victim::is_victim() {
         return Ok(());
     }
     let disk = small_disk()?;
-    println!("\n{STARTED}{}", disk.folder().display());
-    // Until it is killed, or its parent is gone.
-    io::stdin().read_to_end(&mut Vec::new())?;
-    Ok(())
-}
-
-/// A victim at work, and the folder of its disk.
-fn start_victim() -> Result<(Child, PathBuf)> {
-    let mut victim = Command::new(env::current_exe()?)
-        .args(["--exact", "victim", "--nocapture"])
-        .env(VICTIM, "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let lines = BufReader::new(victim.stdout.take().context("the victim has no stdout")?).lines();
-    let said = lines.map_while(Result::ok).find_map(|line| line.strip_prefix(STARTED).map(str::to_owned));
-    Ok((victim, said.context("the victim made no disk")?.into()))
+    victim::live_on(&disk.folder().to_string_lossy())
 }
 
 #[test]
 fn a_killed_owner_is_swept_by_the_next_start() -> Result<()> {
     let _alone = alone();
-    let (mut victim, folder) = start_victim()?;
+    let (mut victim, folder) = victim::start()?;
+    let folder = PathBuf::from(folder);
     assert!(!remains(&folder)?.is_empty());
     victim.kill()?;
     victim.wait()?;

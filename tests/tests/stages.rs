@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fmt::Write as _,
     fs,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -80,7 +81,7 @@ impl Rig {
         self.disk.set_latency(latency);
         let (cpu, begin) = (cpu_time(pid)?, Instant::now());
         let blocks = Self::read_blocks(&mut client, query)?;
-        let (cpu, took) = (cpu_time(pid)? - cpu, begin.elapsed());
+        let (cpu, took) = (cpu_time(pid)?.saturating_sub(cpu), begin.elapsed());
         // What the kernel has read ahead, too.
         self.disk.wait_idle()?;
         let log = self.disk.log();
@@ -203,7 +204,8 @@ fn agree(what: &str, pairs: &[Pair]) -> bool {
         let without_hop = quantile(pairs.iter().map(|pair| pair.tracer - pair.hop), share);
         let disk = quantile(pairs.iter().map(|pair| pair.disk), share);
         agrees &= (without_hop - disk).abs() <= tolerance(disk);
-        text += &format!("; p{:.0} {tracer:.0}, without hop {without_hop:.0}, disk {disk:.0}", share * 100.0);
+        let _ =
+            write!(text, "; p{:.0} {tracer:.0}, without hop {without_hop:.0}, disk {disk:.0}", share * 100.0);
     }
     println!("{text}");
     agrees
@@ -293,7 +295,7 @@ fn the_stages_of_a_cold_scan_add_up_to_its_latency() -> Result<()> {
         let mut text = format!("{method}: of {latency:.0} µs");
         for name in ALL {
             let part = stage(&scan.report, name)?;
-            text += &format!(", {name} {:.1} %", 100.0 * part / latency);
+            let _ = write!(text, ", {name} {:.1} %", 100.0 * part / latency);
             sum += part;
         }
         println!("{text}");

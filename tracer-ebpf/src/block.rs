@@ -28,6 +28,10 @@ const REQ_OP_READ: u32 = 0;
 /// Bytes of a sector, as the block layer counts (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
 const SECTOR_BYTES: u64 = 512;
 
+/// `BPF_RB_AVAIL_DATA` and `BPF_RB_RING_SIZE` (`include/uapi/linux/bpf.h`).
+const BPF_RB_AVAIL_DATA: u64 = 0;
+const BPF_RB_RING_SIZE: u64 = 1;
+
 /// What a device starts from: too large for a program's stack.
 static EMPTY_DEVICE: &DeviceGroup = &DeviceGroup::EMPTY;
 
@@ -271,8 +275,15 @@ pub fn completed(args: &Args) {
 /// Tells userspace of a completed part, if a read of the cluster may have waited for it.
 #[inline(always)]
 fn tell(request: &Request, done_ns: u64, bytes: u32, is_part: bool, has_failed: bool) {
-    if request.flags & request_flags::CLUSTER == 0 && request.file.inode == 0 {
-        return;
+    if request.flags & request_flags::CLUSTER == 0 {
+        if request.file.inode == 0 {
+            return;
+        }
+        // However much others read, the server's own reads shall find room.
+        if RECORDS.query(BPF_RB_AVAIL_DATA) > RECORDS.query(BPF_RB_RING_SIZE) / 2 {
+            count(Counter::RequestRecordLost);
+            return;
+        }
     }
     let Some(mut entry) = RECORDS.reserve::<RequestRecord>(0) else {
         count(Counter::RequestRecordLost);
