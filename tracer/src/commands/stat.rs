@@ -56,6 +56,7 @@ pub fn run(
         connector,
         sample_interval: options.sample_rate.map(|hertz| Duration::from_secs(1) / hertz.get()),
         use_handles: options.attribution == Attribution::Handle,
+        pg_probes: options.pg_probes,
         ring_bytes: options.ring_kib << 10,
         raw_records: options.raw_records.as_deref().map(create).transpose()?,
     };
