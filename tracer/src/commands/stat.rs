@@ -89,6 +89,9 @@ async fn trace(
     let server = plan.server.clone();
     let is_sampled = plan.connector.is_some() && plan.sample_interval.is_some();
     let mut join = Join::new(server.clone(), options.filter.clone(), is_sampled);
+    if plan.pg_probes {
+        join = join.with_wakeups();
+    }
     // Before anything is attached: a signal that comes early ends the trace early, and still gives a report.
     let signals = Signals::listen()?;
     let environment = plan.connector.as_ref().map(Connector::environment).unwrap_or_default();

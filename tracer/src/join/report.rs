@@ -305,7 +305,7 @@ fn io_workers(join: &Join, known: Known, duration_s: f64) -> Vec<IoWorker> {
             })
             .collect();
         owners.sort_by_key(|share| (Reverse(share.reads), share.pid));
-        let busy_s = totals.io.latency_sum_ns() as f64 / 1e9;
+        let busy_s = totals.busy_ns as f64 / 1e9;
         IoWorker {
             pid: pid.0,
             worker: number,
