@@ -138,7 +138,7 @@ fn while_it_is_read<T>(cluster: &Cluster, body: impl FnOnce() -> Result<T>) -> R
 }
 
 /// Traces a server that is being read from, and ends the tracer in the middle of that.
-fn leaves_nothing_behind(end: End) -> Result<()> {
+fn leaves_nothing_behind(end: End, arguments: &[&str]) -> Result<()> {
     let cluster = cluster()?;
     let folder = |name: &str| -> Result<PathBuf> {
         let path = cluster.folder().join(name);
@@ -146,9 +146,9 @@ fn leaves_nothing_behind(end: End) -> Result<()> {
         Ok(path)
     };
     let (output, temporary) = (folder("output")?, folder("temporary")?);
-    let arguments = ["stat", "--format", "json", "-o"];
-    let tracer = Tracer::new(arguments).arg(output.join("report.json")).server(&cluster);
-    let tracer = tracer.env("TMPDIR", &temporary);
+    let tracer =
+        Tracer::new(["stat", "--format", "json", "-o"]).arg(output.join("report.json")).server(&cluster);
+    let tracer = tracer.env("TMPDIR", &temporary).args(arguments.iter().copied());
 
     let before = BpfObjects::all()?;
     let (own, during, run) = while_it_is_read(&cluster, || {
@@ -190,17 +190,22 @@ fn sessions(client: &mut postgres::Client) -> usize {
 
 #[test]
 fn a_killed_tracer_leaves_nothing_behind() -> Result<()> {
-    leaves_nothing_behind(End::Killed)
+    leaves_nothing_behind(End::Killed, &[])
+}
+
+#[test]
+fn a_killed_tracer_leaves_no_probe_in_the_server() -> Result<()> {
+    leaves_nothing_behind(End::Killed, &["--pg-probes"])
 }
 
 #[test]
 fn a_terminated_tracer_leaves_its_report_alone() -> Result<()> {
-    leaves_nothing_behind(End::Terminated)
+    leaves_nothing_behind(End::Terminated, &[])
 }
 
 #[test]
 fn an_interrupted_tracer_leaves_its_report_alone() -> Result<()> {
-    leaves_nothing_behind(End::Interrupted)
+    leaves_nothing_behind(End::Interrupted, &[])
 }
 
 #[test]

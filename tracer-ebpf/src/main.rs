@@ -15,6 +15,7 @@
     reason = "arguments and registers are u64 whatever they carry, and -1 is a value"
 )]
 #![expect(clippy::similar_names, reason = "tgid and tid are the kernel's own names")]
+#![expect(clippy::needless_pass_by_value, reason = "the macros hand a program its context by value")]
 #![expect(
     missing_docs,
     reason = "a binary has no callers; the macros that make the programs drop their docs"
@@ -29,13 +30,14 @@ mod handles;
 mod io_uring;
 mod kernel;
 mod maps;
+mod probes;
 mod process;
 mod syscall;
 mod waits;
 
 use aya_ebpf::{
-    macros::{btf_tracepoint, raw_tracepoint},
-    programs::{BtfTracePointContext, RawTracePointContext},
+    macros::{btf_tracepoint, raw_tracepoint, uprobe},
+    programs::{BtfTracePointContext, ProbeContext, RawTracePointContext},
 };
 
 /// Defines one stage's two programs, for a BTF tracepoint and for the raw tracepoint of the same arguments.
@@ -88,6 +90,26 @@ programs! {
     block_front_merge, block_front_merge_raw => block::merged_bio;
     /// `block_rq_merge(struct request *rq)`.
     block_merge, block_merge_raw => block::merged_request;
+}
+
+/// A batch of reads is handed over; see `probes`.
+#[uprobe]
+pub fn pgaio_submit(ctx: ProbeContext) -> u32 {
+    probes::submit(&ctx);
+    0
+}
+
+/// A process begins to wait for a read; see `probes`.
+#[uprobe]
+pub fn pgaio_wref_wait(ctx: ProbeContext) -> u32 {
+    probes::wait(&ctx);
+    0
+}
+
+/// Does nothing: what a trap costs is measured with it.
+#[uprobe]
+pub fn empty_probe(_ctx: ProbeContext) -> u32 {
+    0
 }
 
 /// The licence that the kernel asks for; the GPL part opens the helpers that read memory.

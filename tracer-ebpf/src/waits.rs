@@ -56,5 +56,10 @@ pub fn end() {
         wait: kind_of_wait,
     });
     entry.submit(0);
-    process.awaited_generation = 0;
+    // One wait takes several calls when other reads complete first (`pgaio_uring_wait_one`,
+    // `src/backend/storage/aio/method_io_uring.c`), and is not given up. That on a latch is, when the query is cancelled:
+    // the next one, perhaps for the client, is no longer for the read.
+    if kind_of_wait == wait::EPOLL {
+        process.awaited_generation = 0;
+    }
 }

@@ -172,6 +172,14 @@ struct StatArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(0..=MAX_SAMPLE_RATE))]
     sample_rate: u32,
 
+    /// Probe PostgreSQL's functions as well: exact pg_queue and wakeup times
+    ///
+    /// Measures how long reads wait for an io worker or their submission, and how long after their end their owner runs
+    /// again. Each batch of reads that is handed over, and each wait for one, then costs the server a trap of one to ten
+    /// microseconds; the report says how many there were and what one costs on this machine. Needs PostgreSQL 18.
+    #[arg(long, conflicts_with = "attribution")]
+    pg_probes: bool,
+
     /// How the owner of a read is found (a testing aid)
     #[arg(long, hide = true, value_enum, default_value_t)]
     attribution: Attribution,
@@ -265,6 +273,8 @@ pub struct StatOptions {
     pub filter: Filter,
     /// How owners are found.
     pub attribution: Attribution,
+    /// Whether PostgreSQL's functions are probed.
+    pub pg_probes: bool,
     /// Size of the ring between kernel and tracer, KiB; a power of two of pages.
     pub ring_kib: u32,
     /// Where the kernel's records go as they come.
@@ -483,7 +493,8 @@ impl ConnectionArgs {
 
 impl StatArgs {
     fn into_options(self, connection: ConnectionOptions, report: ReportOptions) -> StatOptions {
-        let Self { duration, sample_rate, filter, attribution, ring_kib, raw_records, command } = self;
+        let Self { duration, sample_rate, filter, pg_probes, attribution, ring_kib, raw_records, command } =
+            self;
         let FilterArgs { pid, relation, database, user, min_latency } = filter;
         StatOptions {
             connection,
@@ -492,6 +503,7 @@ impl StatArgs {
             sample_rate: NonZeroU32::new(sample_rate),
             filter: Filter { pids: pid, relations: relation, databases: database, users: user, min_latency },
             attribution,
+            pg_probes,
             ring_kib,
             raw_records,
         }
@@ -588,6 +600,7 @@ mod tests {
             sample_rate: NonZeroU32::new(20),
             filter: Filter::default(),
             attribution: Attribution::Handle,
+            pg_probes: false,
             ring_kib: 16 << 10,
             raw_records: None,
         };
@@ -720,6 +733,12 @@ mod tests {
         assert_eq!(stat("pgiotrace stat --sample-rate 100").sample_rate, NonZeroU32::new(100));
         refused("pgiotrace stat --sample-rate 1001");
         refused("pgiotrace stat --sample-rate=-1");
+    }
+
+    #[test]
+    fn probes_are_asked_for() {
+        assert!(stat("pgiotrace stat --pg-probes").pg_probes);
+        refused("pgiotrace stat --pg-probes --attribution pg_aios");
     }
 
     #[test]

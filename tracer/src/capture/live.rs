@@ -13,10 +13,11 @@ use tokio::{
 };
 
 use super::{
-    Capture, Ending, Event,
+    Capture, Ending, Event, Probes,
     describer::Describer,
     kernel::{
         Kernel, KernelError, Record, Sizes, lost_without_member_of,
+        probes::ProbeError,
         programs::{Phase, Program, Refusal},
     },
     names::{NameAnswer, Resolver},
@@ -27,6 +28,7 @@ use crate::server::{
     aio::{self, AioArea, AioRefusal},
     connect::Connector,
     discover::{ProcessInfo, Server},
+    probes::{self, ProbePoints, ProbeRefusal},
     symbols::{self, SymbolError, Symbols},
 };
 
@@ -39,12 +41,22 @@ const NAMES_TIMEOUT: Duration = Duration::from_secs(2);
 /// Processes of a server that does not say how many it may have (before PostgreSQL 18).
 const ASSUMED_PROCESSES: u32 = 4096;
 
+const PROBES_FAILED: &str = "probing the server's functions as --pg-probes asks failed";
+const LEAVE_OUT: &str = "leave the option out to trace without them";
+const NOTHING_TO_PROBE: &str = "--pg-probes adds nothing: with io_method = sync no read is handed over";
+
 /// Why nothing can be captured.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
     /// The kernel side.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The functions to probe cannot be found.
+    #[error("{PROBES_FAILED}: {0}; {LEAVE_OUT}")]
+    NoProbes(#[source] ProbeRefusal),
+    /// The kernel refused a probe.
+    #[error("{PROBES_FAILED}: {0}; {LEAVE_OUT}")]
+    Probes(#[from] ProbeError),
     /// A thread for PostgreSQL's side did not start.
     #[error("starting a thread failed: {0}")]
     Thread(#[source] io::Error),
@@ -60,6 +72,8 @@ pub struct Plan {
     pub sample_interval: Option<Duration>,
     /// Whether the kernel side looks for I/O handles.
     pub use_handles: bool,
+    /// Whether the server's functions are probed.
+    pub pg_probes: bool,
     /// Size of the ring between kernel and tracer; a power of two of pages.
     pub ring_bytes: u32,
     /// Where the kernel's records go as they come, too.
@@ -86,6 +100,7 @@ pub struct Live {
     attached: Instant,
     /// What the programs had run before the trace.
     programs_before: Option<u64>,
+    probes: Option<Probes>,
 }
 
 /// Where the server's I/O handles are.
@@ -157,13 +172,17 @@ impl Live {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a program that nothing can be traced without.
+    /// When the kernel refuses a program that nothing can be traced without, or a probe that is asked for.
     pub fn attach(plan: Plan) -> Result<Self, LiveError> {
-        let Plan { server, connector, sample_interval, use_handles, ring_bytes, raw_records } = plan;
+        let Plan { server, connector, sample_interval, use_handles, pg_probes, ring_bytes, raw_records } =
+            plan;
         // Named before it is read, so that a restart in between is noticed at the next look.
         let shared_memory = server.shared_memory();
-        let aio = AioState::read(&server, use_handles);
+        let (aio, points) = look_at(&server, use_handles, pg_probes)?;
         let mut notes: Vec<String> = aio.note().into_iter().collect();
+        if pg_probes && points.is_none() {
+            notes.push(NOTHING_TO_PROBE.to_owned());
+        }
         let mut kernel = Kernel::load(aio.sizes(ring_bytes))?;
         kernel.tap(raw_records);
         notes.extend(kernel.absent_members().iter().map(|(structure, member)| {
@@ -175,10 +194,12 @@ impl Live {
         let outcomes = kernel.attach_phase(Phase::Processes);
         kernel.keep(outcomes)?;
         let processes = seed(&mut kernel, &server, &aio)?;
-        for phase in [Phase::Ends, Phase::Begins] {
-            let outcomes = kernel.attach_phase(phase);
-            notes.extend(kernel.keep(outcomes)?.iter().map(missing_program));
-        }
+        let outcomes = kernel.attach_phase(Phase::Ends);
+        notes.extend(kernel.keep(outcomes)?.iter().map(missing_program));
+        // Before reads are seen to begin, so that it is known of most when they were handed over.
+        let probes = points.map(|points| attach_probes(&mut kernel, &server, &points)).transpose()?;
+        let outcomes = kernel.attach_phase(Phase::Begins);
+        notes.extend(kernel.keep(outcomes)?.iter().map(missing_program));
         let programs_before = programs_ns(&kernel);
         let mut watch = interval(WATCH_INTERVAL);
         watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -198,6 +219,7 @@ impl Live {
             pending: notes.into_iter().map(Event::Note).collect(),
             attached: Instant::now(),
             programs_before,
+            probes,
         };
         live.pending.extend(processes.into_iter().map(Event::Process));
         live.ask_server(connector, sample_interval)?;
@@ -250,6 +272,10 @@ impl Live {
             return Ok(());
         }
         self.kernel.set_cluster(&aio.cluster(&self.server))?;
+        if self.probes.is_some() {
+            // The handles' generations begin anew.
+            self.kernel.forget_staged()?;
+        }
         self.aio = aio;
         // Without a name before, the server was only starting.
         if self.shared_memory.replace(shared_memory).is_some() {
@@ -323,6 +349,7 @@ impl Capture for Live {
                 .programs_before
                 .zip(programs_now)
                 .map(|(before, now)| now.saturating_sub(before)),
+            probes: self.probes,
             tracer_cpu_s: own_cpu_s(),
             tracer_max_rss_bytes: own_max_rss_bytes().unwrap_or(0),
         })
@@ -351,6 +378,20 @@ impl Live {
     }
 }
 
+/// Where the server's I/O handles are, and where to probe: nowhere unless that is wanted and there is something to probe.
+fn look_at(
+    server: &Server,
+    use_handles: bool,
+    pg_probes: bool,
+) -> Result<(AioState, Option<ProbePoints>), LiveError> {
+    let points = if pg_probes { probes::find(server).map_err(LiveError::NoProbes)? } else { None };
+    match AioState::read(server, use_handles) {
+        // What the probes tell, they tell of handles.
+        AioState { area: Err(refusal), .. } if points.is_some() => Err(LiveError::NoProbes(refusal.into())),
+        aio => Ok((aio, points)),
+    }
+}
+
 /// Adds the processes that the server has already.
 fn seed(kernel: &mut Kernel, server: &Server, aio: &AioState) -> Result<Vec<ProcessInfo>, KernelError> {
     kernel.add_process(server.postmaster)?;
@@ -368,6 +409,14 @@ fn seed(kernel: &mut Kernel, server: &Server, aio: &AioState) -> Result<Vec<Proc
         }
     }
     Ok(processes)
+}
+
+/// Attaches the probes, and measures what they will cost.
+fn attach_probes(kernel: &mut Kernel, server: &Server, points: &ProbePoints) -> Result<Probes, ProbeError> {
+    kernel.attach_probes(server.postmaster, points)?;
+    let ns_per_trap =
+        kernel.trap_ns().inspect_err(|error| log::warn!("the cost of a trap is not known: {error}")).ok();
+    Ok(Probes { ns_per_trap })
 }
 
 fn missing_program((program, refusal): &(&'static Program, Refusal)) -> String {

@@ -80,10 +80,19 @@ pub struct Ending {
     pub device_names: std::collections::HashMap<u32, String>,
     /// Run time of the kernel side's programs, nanoseconds; `None` unless the kernel measures it.
     pub program_ns: Option<u64>,
+    /// The probes of `--pg-probes`; `None` when none is attached.
+    pub probes: Option<Probes>,
     /// CPU time of the tracer, seconds.
     pub tracer_cpu_s: f64,
     /// Peak resident memory of the tracer, bytes.
     pub tracer_max_rss_bytes: u64,
+}
+
+/// What is known of the attached probes of `--pg-probes`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Probes {
+    /// What a trap costs, measured on the tracer itself, nanoseconds; `None` where that failed.
+    pub ns_per_trap: Option<f64>,
 }
 
 /// A source of events.

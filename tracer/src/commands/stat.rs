@@ -56,6 +56,7 @@ pub fn run(
         connector,
         sample_interval: options.sample_rate.map(|hertz| Duration::from_secs(1) / hertz.get()),
         use_handles: options.attribution == Attribution::Handle,
+        pg_probes: options.pg_probes,
         ring_bytes: options.ring_kib << 10,
         raw_records: options.raw_records.as_deref().map(create).transpose()?,
     };
@@ -88,6 +89,9 @@ async fn trace(
     let server = plan.server.clone();
     let is_sampled = plan.connector.is_some() && plan.sample_interval.is_some();
     let mut join = Join::new(server.clone(), options.filter.clone(), is_sampled);
+    if plan.pg_probes {
+        join = join.with_wakeups();
+    }
     // Before anything is attached: a signal that comes early ends the trace early, and still gives a report.
     let signals = Signals::listen()?;
     let environment = plan.connector.as_ref().map(Connector::environment).unwrap_or_default();

@@ -251,7 +251,7 @@ impl Blocks {
         }
         let stages = stages::of(read, &waited);
         let is_readahead_hit = is_readahead_hit && source == Source::Cache;
-        Timing { start_ns, end_ns: read.end_ns, stages, source: Some(source), is_readahead_hit }
+        Timing { stages, source: Some(source), is_readahead_hit, ..unknown }
     }
 
     /// Counts what brought no page of a file (direct I/O, metadata) for the file of the read in whose course it was.

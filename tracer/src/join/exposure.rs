@@ -55,14 +55,18 @@ impl Exposure {
     }
 
     /// A read has ended.
-    pub fn read(&mut self, io: &Io, execution_ns: u64) {
+    pub fn read(&mut self, io: &Io) {
         let (start, end) = (io.timing.start_ns, io.timing.end_ns);
         if io.method == Method::Sync {
             // Inside its own system call, the owner waits.
             self.add_wait(start, end);
         } else {
-            let read = Unawaited { execution_ns, end_ns: end, is_by_worker: io.method == Method::Worker };
-            if let Some(wait) = self.waits.around(execution_ns) {
+            let read = Unawaited {
+                execution_ns: io.timing.execution_start_ns(),
+                end_ns: io.timing.execution_end_ns(),
+                is_by_worker: io.method == Method::Worker,
+            };
+            if let Some(wait) = self.waits.around(read.execution_ns) {
                 self.bound_queue(&read, wait);
             }
             self.unawaited.push_back(read);
@@ -153,7 +157,7 @@ mod tests {
     fn exposure(reads: &[(Method, u64, u64)], waits: &[(u64, u64)]) -> Exposure {
         let mut exposure = Exposure::default();
         for (method, start, end) in reads {
-            exposure.read(&io(*method, *start, *end), *start);
+            exposure.read(&io(*method, *start, *end));
         }
         for (start, end) in waits {
             exposure.wait(&wait(*start, *end));
@@ -183,7 +187,7 @@ mod tests {
     fn the_order_in_which_reads_and_waits_are_told_does_not_matter() {
         let mut exposure = exposure(&[], &[(180, 320), (400, 450)]);
         for (start, end) in [(150, 300), (100, 200), (440, 460)] {
-            exposure.read(&io(Method::Worker, start, end), start);
+            exposure.read(&io(Method::Worker, start, end));
         }
         assert_eq!(times(exposure), (130, 90));
     }

@@ -12,6 +12,7 @@ mod stages;
 #[cfg(test)]
 mod tests;
 mod uses;
+mod wakeups;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -37,6 +38,7 @@ use ended::Ended;
 use exposure::Exposures;
 use people::People;
 use uses::Uses;
+use wakeups::Wakeups;
 
 /// Reads whose owner is still looked for; beyond it, the oldest is given up.
 const MOST_WAITING: usize = 100_000;
@@ -76,6 +78,8 @@ pub struct Join {
     claims: Claims,
     blocks: Blocks,
     exposures: Exposures,
+    /// Reads whose owners may still wait for them; `None` where nobody tells what for.
+    wakeups: Option<Wakeups>,
     /// What each file is that was read.
     files: HashMap<FileId, Subject>,
     /// Whether rows of `pg_aios` are to be expected.
@@ -109,6 +113,7 @@ impl Join {
             claims: Claims::default(),
             blocks: Blocks::default(),
             exposures: Exposures::default(),
+            wakeups: None,
             files: HashMap::new(),
             expects_aios,
             aggregate: Aggregate::default(),
@@ -121,6 +126,12 @@ impl Join {
             is_stopped: false,
             notes: Vec::new(),
         }
+    }
+
+    /// Waits say what they are for, as with `--pg-probes`.
+    #[must_use]
+    pub fn with_wakeups(self) -> Self {
+        Self { wakeups: Some(Wakeups::default()), ..self }
     }
 
     /// Whether the server has ended.
@@ -137,11 +148,14 @@ impl Join {
             Event::Merge(merge) => self.blocks.add_merge(merge),
             Event::Wait(wait) => {
                 let owner = self.people.current(Pid(wait.tgid));
+                // Before: a wait counts for the reads that are known.
+                self.book_woken(owner, &wait);
                 self.exposures.entry(owner).wait(&wait);
             }
             Event::Process(process) => self.people.introduce(&process),
             Event::Left(pid) => {
                 let incarnation = self.people.current(pid);
+                self.let_go_of(incarnation);
                 self.people.leave(pid);
                 self.end_process(incarnation);
             }
@@ -222,6 +236,7 @@ impl Join {
     #[must_use]
     pub fn report(mut self, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
         self.give_up_waiting();
+        self.let_go_of_all();
         self.settle_deferred(true);
         report::build(self, window, attach_ms, ending)
     }

@@ -1,18 +1,19 @@
 //! From the kernel's record of a read to the read with its owner.
 
-use pgiotrace_ebpf::{OFFSET_OF_FILE_POSITION, flags};
+use pgiotrace_ebpf::{OFFSET_OF_FILE_POSITION, WaitRecord, flags};
 
 use super::{
     Join, MOST_DEFERRED, MOST_FILES, MOST_WAITING, Name,
     claims::{Candidates, Place, Span},
     uses::TracedUse,
+    wakeups::Wakeups,
 };
 use crate::{
     capture::{SeenRead, names::RelationKey},
     model::{
         MOST_NANOS,
         aggregate::Incarnation,
-        io::{Executor, Fidelity, Io, Method, RelationFork, Stage, Subject, Timing},
+        io::{Executor, Fidelity, Io, Method, RelationFork, Subject, Timing},
     },
     server::{Pid, aio::FIRST_AIO_MAJOR},
 };
@@ -191,7 +192,41 @@ impl Join {
             timing,
         };
         let owner = owner.map(|owner| self.people.current(owner));
-        self.book(io, owner);
+        match (owner, &mut self.wakeups) {
+            // Without its handle it cannot be told from others.
+            (Some(owner), Some(wakeups))
+                if method != Method::Sync && read.record.begun.flags & flags::HANDLE != 0 =>
+            {
+                let handle = &read.record.begun.handle;
+                let let_go = wakeups.hold(owner, (handle.io_id, handle.generation), io);
+                self.book_each(let_go);
+            }
+            _ => self.book(io, owner),
+        }
+    }
+
+    /// Books the reads for which an owner's wait decides whether it was for them.
+    pub(super) fn book_woken(&mut self, owner: Incarnation, wait: &WaitRecord) {
+        let woken = self.wakeups.as_mut().map(|wakeups| wakeups.wait(owner, wait)).unwrap_or_default();
+        self.book_each(woken.into_iter().map(|io| (io, owner)));
+    }
+
+    /// Books the reads that an owner had not waited for when it ended.
+    pub(super) fn let_go_of(&mut self, owner: Incarnation) {
+        let left = self.wakeups.as_mut().map(|wakeups| wakeups.leave(owner)).unwrap_or_default();
+        self.book_each(left.into_iter().map(|io| (io, owner)));
+    }
+
+    /// Books the reads that owners have not waited for.
+    pub(super) fn let_go_of_all(&mut self) {
+        let left = self.wakeups.as_mut().map(Wakeups::give_up).unwrap_or_default();
+        self.book_each(left);
+    }
+
+    fn book_each(&mut self, reads: impl IntoIterator<Item = (Io, Incarnation)>) {
+        for (io, owner) in reads {
+            self.book(io, Some(owner));
+        }
     }
 
     fn book(&mut self, io: Io, owner: Option<Incarnation>) {
@@ -212,8 +247,7 @@ impl Join {
         self.passed += 1;
         self.aggregate.add(io, owner);
         if let Some(owner) = owner {
-            let waited_ns = io.timing.stages.get(Stage::PgQueue).unwrap_or(0);
-            self.exposures.entry(owner).read(io, io.timing.start_ns + waited_ns);
+            self.exposures.entry(owner).read(io);
         }
     }
 

@@ -17,8 +17,8 @@ use crate::{
     cli::Filter,
     model::{
         Backend, Bounds, Depth, Device, EndedBackends, FilterReport, FromDevice, IoSummary, IoWorker,
-        KernelHistogram, Ledger, MethodTotals, Overhead, OwnerShare, Relation, RequestSizes, STAT_SCHEMA,
-        Stages, StatReport, Target, Users, Window,
+        KernelHistogram, Ledger, MethodTotals, Overhead, OwnerShare, PgProbes, Relation, RequestSizes,
+        STAT_SCHEMA, Stages, StatReport, Target, Users, Window,
         aggregate::{Incarnation, IoTotals, WorkerTotals},
         io::{Method, Subject},
     },
@@ -230,6 +230,11 @@ fn overhead(ending: &Ending, attach_ms: f64) -> Overhead {
         tracer_cpu_s: ending.tracer_cpu_s,
         tracer_max_rss_bytes: ending.tracer_max_rss_bytes,
         attach_ms,
+        pg_probes: ending.probes.map(|probes| {
+            let traps = ending.totals.counts.of(Counter::ProbeTraps);
+            let estimated_cpu_s = probes.ns_per_trap.map(|nanos| traps as f64 * nanos / 1e9);
+            PgProbes { traps, ns_per_trap: probes.ns_per_trap, estimated_cpu_s }
+        }),
     }
 }
 
@@ -300,7 +305,7 @@ fn io_workers(join: &Join, known: Known, duration_s: f64) -> Vec<IoWorker> {
             })
             .collect();
         owners.sort_by_key(|share| (Reverse(share.reads), share.pid));
-        let busy_s = totals.io.latency_sum_ns() as f64 / 1e9;
+        let busy_s = totals.busy_ns as f64 / 1e9;
         IoWorker {
             pid: pid.0,
             worker: number,

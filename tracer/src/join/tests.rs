@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pgiotrace_ebpf::{Begun, Counter, HandleUse, ReadRecord, flags};
+use pgiotrace_ebpf::{Begun, Counter, HandleUse, ReadRecord, WaitRecord, flags};
 
 use super::*;
 use crate::{
@@ -379,4 +379,52 @@ fn a_file_of_unknown_path_is_not_taken_for_a_relation() {
     let report = report(join, 1, 1, 0);
     assert_eq!((report.ledger.exact, report.ledger.blocks), (1, 0));
     assert_eq!((report.relations[0].name.as_deref(), report.relations[0].file.as_deref()), (None, None));
+}
+
+/// The owner waited for this use of a handle, up to a time in milliseconds.
+fn wait(owner: Pid, from_ms: u64, to_ms: u64, generation: u64) -> Event {
+    Event::Wait(WaitRecord {
+        tgid: owner.0,
+        start_ns: from_ms * MS,
+        end_ns: to_ms * MS,
+        awaited_generation: generation,
+        awaited_io_id: 3,
+        ..WaitRecord::default()
+    })
+}
+
+#[test]
+fn what_its_owner_waited_for_has_a_wakeup_that_keeps_no_io_worker_busy() {
+    let mut join = join(Filter::default()).with_wakeups();
+    join.take(read(handle_read(Some(BACKEND), 10, 7)));
+    join.take(wait(BACKEND, 9, 15, 7));
+    // Held to the end, and found as it is.
+    join.take(read(handle_read(Some(BACKEND), 20, 8)));
+    let report = report(join, 2, 2, 0);
+    let io = &report.backends[0].io;
+    assert_eq!(io.reads, 2);
+    assert_eq!(io.latency_us.map(|dist| (dist.count, dist.sum)), Some((2, 6_000.0)));
+    assert_eq!(io.bounds_us.wakeup_at_most.map(|dist| (dist.count, dist.max)), Some((1, 4_000.0)));
+    assert_eq!((io.exposed_us, io.hidden_us), (Some(5_000.0), Some(1_000.0)));
+    let busy_ms = report.io_workers[0].busy_ratio * report.window.duration_s * 1e3;
+    assert!((busy_ms - 2.0).abs() < 1e-9, "two reads of a millisecond each: {busy_ms} ms");
+}
+
+#[test]
+fn without_probes_waits_are_for_no_read() {
+    let mut join = join(Filter::default());
+    join.take(read(handle_read(Some(BACKEND), 10, 7)));
+    join.take(wait(BACKEND, 9, 15, 7));
+    assert_eq!(report(join, 1, 1, 0).backends[0].io.latency_us.map(|dist| dist.sum), Some(1_000.0));
+}
+
+#[test]
+fn a_read_without_its_handle_is_not_taken_for_an_awaited_one() {
+    let mut join = join(Filter::default()).with_wakeups();
+    let mut record = file_read(WORKER, 10);
+    record.begun.flags |= flags::IO_URING;
+    record.begun.handle.io_id = 3;
+    join.take(read(record));
+    join.take(wait(WORKER, 9, 15, 0));
+    assert_eq!(report(join, 1, 1, 0).backends[0].io.latency_us.map(|dist| dist.sum), Some(1_000.0));
 }

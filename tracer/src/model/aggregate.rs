@@ -241,6 +241,8 @@ impl IoTotals {
 pub struct WorkerTotals {
     /// All of it.
     pub io: IoTotals,
+    /// Time that it spent on them, nanoseconds.
+    pub busy_ns: u128,
     /// Reads and bytes per owner.
     pub owners: HashMap<Option<Pid>, (u64, u64)>,
 }
@@ -293,6 +295,7 @@ impl Aggregate {
         if io.method == Method::Worker {
             let worker = self.workers.entry(io.executor).or_default();
             worker.io.add(io);
+            worker.busy_ns += u128::from(io.timing.execution_ns());
             let share = worker.owners.entry(io.owner).or_default();
             *share = (share.0 + 1, share.1 + io.bytes);
         }
@@ -331,6 +334,7 @@ impl Aggregate {
             if method == Method::Worker {
                 let worker = self.workers.entry(executor).or_default();
                 worker.io.add_group(method, group);
+                worker.busy_ns += u128::from(group.latency.sum_ns);
                 let share = worker.owners.entry(owner).or_default();
                 *share = (share.0 + group.completed + group.failed, share.1 + group.bytes);
             }

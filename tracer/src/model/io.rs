@@ -175,8 +175,10 @@ pub struct Io {
 pub struct Timing {
     /// When its owner handed it over, where that is known; else when its execution began.
     pub start_ns: u64,
-    /// When its execution ended.
+    /// When its execution ended, or, where it is known that its owner waited for it, when the owner ran again.
     pub end_ns: u64,
+    /// How long before that its execution had ended.
+    pub woken_after_ns: u64,
     /// Where the time between went.
     pub stages: StageTimes,
     /// Where its bytes came from; `None` when that is not known.
@@ -198,6 +200,24 @@ impl Timing {
     pub fn is_possible(&self) -> bool {
         self.start_ns <= self.end_ns && self.stages.sum_ns() <= self.latency_ns()
     }
+
+    /// When its execution began.
+    #[must_use]
+    pub fn execution_start_ns(&self) -> u64 {
+        self.start_ns + self.stages.get(Stage::PgQueue).unwrap_or(0)
+    }
+
+    /// When its execution ended.
+    #[must_use]
+    pub fn execution_end_ns(&self) -> u64 {
+        self.end_ns - self.woken_after_ns
+    }
+
+    /// How long its executor was busy with it, nanoseconds.
+    #[must_use]
+    pub fn execution_ns(&self) -> u64 {
+        self.execution_end_ns().saturating_sub(self.execution_start_ns())
+    }
 }
 
 /// The stages of a read.
@@ -213,7 +233,7 @@ pub enum Stage {
     BlockQueue,
     /// Device, issued to completed.
     Device,
-    /// Completion until the thread that waits for it runs.
+    /// Completion until who waits for it runs: the executing thread in the kernel, and the owner where that is known.
     Wakeup,
 }
 

@@ -13,6 +13,6 @@ pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
     Backend, Bounds, ByExecutor, ByMethod, BySource, Depth, Device, EndedBackends, FilterReport, FromDevice,
-    IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, Relation, RequestSizes,
-    STAT_SCHEMA, Stages, StatReport, Target, Users, Window,
+    IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, PgProbes, Relation,
+    RequestSizes, STAT_SCHEMA, Stages, StatReport, Target, Users, Window,
 };

@@ -157,6 +157,20 @@ pub struct Overhead {
     pub tracer_max_rss_bytes: u64,
     /// From the tracer's start until all programs were attached.
     pub attach_ms: f64,
+    /// What the probes of `--pg-probes` cost; `None` when none was attached.
+    pub pg_probes: Option<PgProbes>,
+}
+
+/// What the probes cost the server, and whoever else runs the same binary.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct PgProbes {
+    /// Traps: one for each batch of reads that was handed over, and one for each wait for a read.
+    pub traps: u64,
+    /// What a trap costs on this machine, nanoseconds: measured at the start, on an empty function of the tracer's own with
+    /// an empty program. `None` where that failed.
+    pub ns_per_trap: Option<f64>,
+    /// The two multiplied, seconds.
+    pub estimated_cpu_s: Option<f64>,
 }
 
 /// All reads that one method executed, whether their owners are known or not.
@@ -421,6 +435,8 @@ pub struct Stages {
     pub block_queue: Option<Dist>,
     /// With the device: issued to completed.
     pub device: Option<Dist>,
-    /// After the last completion, ready to run without a processor: the thread that waited in the kernel.
+    /// After the last completion, ready to run without a processor: the thread that waited in the kernel. With
+    /// `--pg-probes`, of reads that others executed and that the owner waited for, also from the end of the execution until
+    /// the owner ran.
     pub wakeup: Option<Dist>,
 }

@@ -61,6 +61,7 @@ pub fn empty() -> StatReport {
             tracer_cpu_s: 0.12,
             tracer_max_rss_bytes: 24 << 20,
             attach_ms: 310.0,
+            pg_probes: None,
         },
         methods: Vec::new(),
         backends: Vec::new(),

@@ -13,7 +13,7 @@ use super::table::{Column, NOT_MEASURED, known, write_table};
 use super::units;
 use crate::model::{
     Backend, Dist, EndedBackends, FilterReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
-    PgAiosLedger, Relation, StatReport, Target, Window,
+    PgAiosLedger, PgProbes, Relation, StatReport, Target, Window,
 };
 
 /// What the reader must not overlook.
@@ -257,19 +257,27 @@ fn write_notes(out: &mut dyn Write, notes: &[String]) -> io::Result<()> {
 
 /// What the tracer itself cost.
 fn write_overhead(out: &mut dyn Write, overhead: &Overhead) -> io::Result<()> {
-    let Overhead { bpf_ns_per_read, bpf_cpu_s, tracer_cpu_s, tracer_max_rss_bytes, attach_ms } = *overhead;
+    let Overhead { bpf_ns_per_read, bpf_cpu_s, tracer_cpu_s, tracer_max_rss_bytes, attach_ms, pg_probes } =
+        *overhead;
     let seconds = |seconds: f64| units::duration(seconds * 1e6);
     let per_read = bpf_ns_per_read.map(|nanos| format!("{} a read", units::duration(nanos / 1e3)));
     let in_all = bpf_cpu_s.map(|cpu| format!("{} of CPU", seconds(cpu)));
     let programs = [per_read, in_all].into_iter().flatten().collect::<Vec<_>>().join(", ");
     writeln!(
         out,
-        "\nCost: kernel programs {}; tracer {} of CPU, {} of memory at most, attached after {}.",
+        "\nCost: kernel programs {}; {}tracer {} of CPU, {} of memory at most, attached after {}.",
         if programs.is_empty() { "not measured" } else { &programs },
+        pg_probes.map(probes).unwrap_or_default(),
         seconds(tracer_cpu_s),
         units::size(tracer_max_rss_bytes),
         units::duration(attach_ms * 1e3),
     )
+}
+
+/// What the probes of `--pg-probes` cost.
+fn probes(probes: PgProbes) -> String {
+    let in_all = known(probes.estimated_cpu_s.map(|cpu| units::duration(cpu * 1e6)));
+    format!("probes {} traps, about {in_all} of CPU; ", units::count(probes.traps))
 }
 
 /// A name from the server, made safe.

@@ -250,13 +250,13 @@ pub fn read_my_proc_number(pid: Pid, symbols: &Symbols) -> Option<i32> {
 }
 
 /// A process's memory, for reading.
-struct Memory {
+pub(super) struct Memory {
     pid: Pid,
     file: File,
 }
 
 impl Memory {
-    fn open(pid: Pid) -> Result<Self, AioRefusal> {
+    pub(super) fn open(pid: Pid) -> Result<Self, AioRefusal> {
         let file = File::open(format!("/proc/{pid}/mem")).map_err(|source| AioRefusal::Unreadable {
             pid,
             what: "the process",
@@ -266,7 +266,11 @@ impl Memory {
         Ok(Self { pid, file })
     }
 
-    fn read<const N: usize>(&self, what: &'static str, address: u64) -> Result<[u8; N], AioRefusal> {
+    pub(super) fn read<const N: usize>(
+        &self,
+        what: &'static str,
+        address: u64,
+    ) -> Result<[u8; N], AioRefusal> {
         let mut bytes = [0; N];
         self.file.read_exact_at(&mut bytes, address).map_err(|source| AioRefusal::Unreadable {
             pid: self.pid,

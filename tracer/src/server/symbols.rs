@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io;
 
-use object::elf::{ET_DYN, ET_EXEC, FileHeader64, PT_LOAD, SHN_UNDEF, SHT_DYNSYM, Sym64};
+use object::elf::{
+    ET_DYN, ET_EXEC, FileHeader64, PF_X, PT_LOAD, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, Sym64,
+};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::read::{ReadCache, StringTable};
 use object::{Endianness, SectionIndex};
@@ -29,6 +31,49 @@ pub struct Symbols {
     pub io_max_combine_limit: Option<u64>,
     /// `int io_method` in `aio.c`: 0 sync, 1 worker, 2 io_uring.
     pub io_method: Option<u64>,
+    /// `const IoMethodOps pgaio_worker_ops` in `method_worker.c`.
+    pub pgaio_worker_ops: Option<u64>,
+    /// `const IoMethodOps pgaio_uring_ops` in `method_io_uring.c`, of builds with liburing.
+    pub pgaio_uring_ops: Option<u64>,
+    /// The function `pgaio_wref_wait` in `aio.c`.
+    pub pgaio_wref_wait: Option<u64>,
+}
+
+/// Machine code of the server's binary: where it is in the server's processes, and where in the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Code {
+    /// (run-time address, bytes, offset in the file) of every segment that may be executed.
+    segments: Vec<(u64, u64, u64)>,
+}
+
+impl Code {
+    /// Reads where it is from the program headers, which a stripped binary has as well.
+    ///
+    /// # Errors
+    ///
+    /// When the binary or the auxiliary vector cannot be read, or the binary is no 64-bit ELF file.
+    pub fn read(postmaster: Pid) -> Result<Self, SymbolError> {
+        let (binary, entry) = open(postmaster)?;
+        let segments = executable_segments(&binary, entry);
+        segments
+            .map(|segments| Self { segments })
+            .map_err(|detail| SymbolError::Elf { pid: postmaster, detail })
+    }
+
+    /// One segment, for tests.
+    #[cfg(test)]
+    pub(super) fn of_segment(address: u64, bytes: u64, file_offset: u64) -> Self {
+        Self { segments: vec![(address, bytes, file_offset)] }
+    }
+
+    /// Where the instruction at a run-time address stands in the file; `None` when there is no code of the binary's.
+    #[must_use]
+    pub fn file_offset(&self, address: u64) -> Option<u64> {
+        self.segments.iter().find_map(|(start, bytes, offset)| {
+            let distance = address.checked_sub(*start).filter(|distance| distance < bytes)?;
+            offset.checked_add(distance)
+        })
+    }
 }
 
 /// Why the symbols could not be read.
@@ -72,13 +117,32 @@ pub enum SymbolError {
 /// When the binary or the auxiliary vector cannot be read, or the binary is no 64-bit ELF file with dynamic
 /// symbols.
 pub fn read(postmaster: Pid) -> Result<Symbols, SymbolError> {
-    let pid = postmaster;
+    let (binary, entry) = open(postmaster)?;
+    let mut symbols = Symbols::default();
+    scan(&binary, entry, &mut symbols).map_err(|detail| SymbolError::Elf { pid: postmaster, detail })?;
+    Ok(symbols)
+}
+
+/// The postmaster's binary, and its entry point in memory.
+fn open(pid: Pid) -> Result<(ReadCache<File>, u64), SymbolError> {
     let binary =
         File::open(format!("/proc/{pid}/exe")).map_err(|source| SymbolError::Open { pid, source })?;
-    let entry = runtime_entry(pid)?;
-    let mut symbols = Symbols::default();
-    scan(&ReadCache::new(binary), entry, &mut symbols).map_err(|detail| SymbolError::Elf { pid, detail })?;
-    Ok(symbols)
+    Ok((ReadCache::new(binary), runtime_entry(pid)?))
+}
+
+fn executable_segments(data: &ReadCache<File>, runtime_entry: u64) -> Result<Vec<(u64, u64, u64)>, String> {
+    let text = |error: object::Error| error.to_string();
+    let header = FileHeader64::<Endianness>::parse(data).map_err(text)?;
+    let endian = header.endian().map_err(text)?;
+    let bias = load_bias(header, endian, data, runtime_entry)?;
+    let segments = header.program_headers(endian, data).map_err(text)?.iter();
+    let executable = segments
+        .filter(|segment| segment.p_type(endian) == PT_LOAD && segment.p_flags(endian).contains(PF_X));
+    let place = |segment: &ProgramHeader64<Endianness>| {
+        let start = segment.p_vaddr(endian).wrapping_add(bias);
+        (start, segment.p_filesz(endian), segment.p_offset(endian))
+    };
+    Ok(executable.map(place).collect())
 }
 
 /// Where the kernel started the program: with the entry point of the file, that is the load bias. Unlike the
@@ -127,6 +191,9 @@ fn assign(found: &mut Symbols, name: &[u8], address: u64) {
         b"io_max_concurrency" => &mut found.io_max_concurrency,
         b"io_max_combine_limit" => &mut found.io_max_combine_limit,
         b"io_method" => &mut found.io_method,
+        b"pgaio_worker_ops" => &mut found.pgaio_worker_ops,
+        b"pgaio_uring_ops" => &mut found.pgaio_uring_ops,
+        b"pgaio_wref_wait" => &mut found.pgaio_wref_wait,
         _ => return,
     };
     *slot = Some(address);
@@ -152,4 +219,20 @@ fn load_bias(
         return Err(format!("entry point {runtime_entry:#x} of the process is not that of the file"));
     }
     Ok(bias)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_outside_of_the_code_has_no_offset() {
+        let code = Code { segments: vec![(0x5000, 0x100, 0x2000), (0x9000, 0x10, 0x3000)] };
+        assert_eq!(code.file_offset(0x5000), Some(0x2000));
+        assert_eq!(code.file_offset(0x50ff), Some(0x20ff));
+        assert_eq!(code.file_offset(0x9008), Some(0x3008));
+        for outside in [0, 0x4fff, 0x5100, 0x9010, u64::MAX] {
+            assert_eq!(code.file_offset(outside), None, "{outside:#x}");
+        }
+    }
 }

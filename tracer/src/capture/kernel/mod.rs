@@ -1,28 +1,32 @@
 //! The kernel side, loaded and attached: its records, its counts, and the set of processes that it traces.
 
 pub mod btf;
+pub mod probes;
 pub mod programs;
 
 use std::{
     fs::File,
     io::{self, BufWriter, Write as _},
+    path::Path,
     time::Duration,
 };
 
 use aya::{
     Btf, Ebpf, EbpfLoader,
     maps::{Array, HashMap, MapData, MapError, PerCpuArray, RingBuf},
+    programs::uprobe::UProbeLink,
 };
 use aya_log::EbpfLogger;
 use pgiotrace_ebpf::{
     COUNTER_COUNT, Cluster, Counter, DeviceGroup, Group, GroupKey, MergeRecord, Process, ProcessRecord,
-    ReadRecord, RequestRecord, WaitRecord, globals, kind, maps, wait,
+    ReadRecord, RequestRecord, Staged, WaitRecord, globals, kind, maps, wait,
 };
 use tokio::io::unix::AsyncFd;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::server::Pid;
+use crate::server::{Pid, probes::ProbePoints};
 use btf::{BtfError, KernelTypes};
+use probes::ProbeError;
 use programs::{Attached, Outcome, PROGRAMS, Phase, Refusal};
 
 /// The kernel object, built by `build.rs`.
@@ -182,6 +186,8 @@ pub struct Kernel {
     sizes: Sizes,
     ring: AsyncFd<RingBuf<MapData>>,
     attached: Vec<(&'static programs::Program, Attached)>,
+    /// The probes of `--pg-probes`, kept attached.
+    probes: Vec<UProbeLink>,
     /// Groups of owners that ended, taken out of the kernel's table and folded.
     retired: std::collections::HashMap<GroupKey, Group>,
     received: u64,
@@ -252,6 +258,7 @@ impl Kernel {
             sizes,
             ring,
             attached: Vec::new(),
+            probes: Vec::new(),
             retired,
             received: 0,
             is_behind: false,
@@ -304,10 +311,49 @@ impl Kernel {
         Ok(missing)
     }
 
+    /// Attaches the probes of `--pg-probes` to the server's binary, until [`Kernel::detach`].
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses one.
+    pub fn attach_probes(&mut self, postmaster: Pid, points: &ProbePoints) -> Result<(), ProbeError> {
+        // The link leads to the very file that the server runs, whatever root or mount namespace it has.
+        let binary = format!("/proc/{postmaster}/exe");
+        for (program, offset) in [("pgaio_wref_wait", points.wait), ("pgaio_submit", points.submit)] {
+            self.probes.push(probes::attach(&mut self.ebpf, program, Path::new(&binary), offset)?);
+        }
+        Ok(())
+    }
+
+    /// Measures what a trap into a probe costs, nanoseconds: see [`probes::trap_ns`].
+    ///
+    /// # Errors
+    ///
+    /// When the kernel takes no probe.
+    pub fn trap_ns(&mut self) -> Result<f64, ProbeError> {
+        probes::trap_ns(&mut self.ebpf)
+    }
+
+    /// Forgets which reads were handed over: their handles are gone.
+    ///
+    /// # Errors
+    ///
+    /// When the map refuses.
+    pub fn forget_staged(&mut self) -> Result<(), KernelError> {
+        let mut staged: Array<_, [u8; size_of::<Staged>()]> = self.map_mut(maps::STAGED)?;
+        for io_id in 0..staged.len() {
+            staged
+                .set(io_id, [0; size_of::<Staged>()], 0)
+                .map_err(|source| KernelError::Map { map: maps::STAGED, source })?;
+        }
+        Ok(())
+    }
+
     /// Detaches everything: first what sees reads begin, then the rest. After it no count changes any more, but for
     /// programs that are just running.
     pub fn detach(&mut self) {
         self.attached.retain(|(program, _)| program.phase != Phase::Begins);
+        self.probes.clear();
         self.attached.clear();
     }
 

@@ -35,7 +35,18 @@ pub(super) fn checks(privileges: &Privileges) -> Vec<Check> {
     let phases = [Phase::Processes, Phase::Ends, Phase::Begins];
     let mut outcomes: Vec<_> = phases.into_iter().flat_map(|phase| kernel.attach_phase(phase)).collect();
     outcomes.sort_by_key(|outcome| PROGRAMS.iter().position(|program| program.name == outcome.program.name));
-    outcomes.iter().map(check).collect()
+    let mut checks: Vec<_> = outcomes.iter().map(check).collect();
+    checks.push(probes(&mut kernel));
+    checks
+}
+
+/// Whether the server's functions could be probed: tried on one of the tracer's own.
+fn probes(kernel: &mut Kernel) -> Check {
+    let topic = Topic::optional(AREA, "probes of stat --pg-probes");
+    match kernel.trap_ns() {
+        Ok(nanos) => topic.ok(format!("uprobes attach; each trap costs the server about {nanos:.0} ns")),
+        Err(error) => topic.missing(Problem::from_sentence(&first_line(&error), "stat refuses --pg-probes")),
+    }
 }
 
 fn check(outcome: &Outcome) -> Check {
