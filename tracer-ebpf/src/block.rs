@@ -93,7 +93,9 @@ pub fn issued(args: &Args) {
     let is_again = request.issued_ns != 0;
     request.issued_ns = issued_ns;
     if is_again {
-        count(Counter::Requeued);
+        if let Some(group) = device_group(request.device) {
+            add(&raw mut group.requeues, 1);
+        }
         return;
     }
     // Only now are its bytes final: until here, others may have been merged into it.

@@ -555,6 +555,8 @@ pub struct DeviceGroup {
     pub cluster_requests: u64,
     /// Their bytes.
     pub cluster_bytes: u64,
+    /// How often a request was issued again, because the driver had given it back.
+    pub requeues: u64,
     /// Requests that are issued and not completed.
     pub depth: u64,
     /// Most requests that were so at once; of two new maxima at the same moment the smaller may be kept.
@@ -574,6 +576,7 @@ impl DeviceGroup {
         bytes: 0,
         cluster_requests: 0,
         cluster_bytes: 0,
+        requeues: 0,
         depth: 0,
         most_depth: 0,
         queue: Histogram::EMPTY,
@@ -616,14 +619,12 @@ pub enum Counter {
     RequestRecordLost = 13,
     /// Wait records that the ring had no room for.
     WaitRecordLost = 14,
-    /// Requests that were issued again, because the driver gave them back.
-    Requeued = 15,
     /// Traps into the probes of `--pg-probes`.
-    ProbeTraps = 16,
+    ProbeTraps = 15,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: u32 = 17;
+pub const COUNTER_COUNT: u32 = 16;
 
 const _: () = {
     assert!(size_of::<Cluster>() == 48);
@@ -643,5 +644,5 @@ const _: () = {
     assert!(size_of::<WaitRecord>() == 40);
     assert!(size_of::<Histogram>() == 16 + 4 * BUCKETS);
     assert!(size_of::<Group>() == 32 + size_of::<Histogram>());
-    assert!(size_of::<DeviceGroup>() == 48 + 3 * size_of::<Histogram>());
+    assert!(size_of::<DeviceGroup>() == 56 + 3 * size_of::<Histogram>());
 };

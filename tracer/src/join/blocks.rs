@@ -18,7 +18,7 @@ use crate::model::{
 use super::stages::{self, Waited};
 
 /// Requests that are remembered, for reads that have not ended and to recognise what readahead brought.
-const MOST_REQUESTS: usize = 200_000;
+const MOST_REQUESTS: usize = 50_000;
 /// Merges that are remembered until their requests complete.
 const MOST_MERGES: usize = 4096;
 /// Files whose sums are kept one by one.

@@ -68,7 +68,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
 }
 
 /// What the reader must know when the kernel side counted something, behind the count.
-const COUNTED_NOTES: [(Counter, &str); 4] = [
+const COUNTED_NOTES: [(Counter, &str); 3] = [
     (
         Counter::ProcessRecordLost,
         "starts or ends of processes found the ring full: reads of two processes with the same PID may stand together",
@@ -76,10 +76,6 @@ const COUNTED_NOTES: [(Counter, &str); 4] = [
     (
         Counter::FileUnreadable,
         "reads are of files that could not be told, because the kernel's structures could not be read",
-    ),
-    (
-        Counter::Requeued,
-        "block requests were issued again, because the driver gave them back: the last time counts",
     ),
     (Counter::RequestsFull, "block requests found their table full, and are missing among the devices"),
 ];
@@ -414,6 +410,7 @@ fn device(join: &Join, known: Known, ending: &Ending, number: u32, group: &Devic
             p99: dist.p99 * 1e3,
             max: dist.max * 1e3,
         }),
+        requeues: group.requeues,
         depth: Depth { mean: mean_depth, max: group.most_depth },
         users: Users {
             server_requests: group.cluster_requests,

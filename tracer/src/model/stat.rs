@@ -285,6 +285,8 @@ pub struct Device {
     pub device_us: Option<Dist>,
     /// Sizes of the requests.
     pub request_bytes: Option<RequestSizes>,
+    /// How often the driver gave a request back, to be issued again; its times are those of the last time.
+    pub requeues: u64,
     /// Requests with the device at once.
     pub depth: Depth,
     /// For whom it read.

@@ -77,6 +77,7 @@ struct Row<'a> {
     stages_us: Stages,
     bounds_us: Bounds,
     request_bytes: Option<RequestSizes>,
+    requeues: Option<u64>,
     depth_mean: Option<f64>,
     depth_max: Option<u64>,
     users: Option<Users>,
@@ -192,6 +193,7 @@ impl Row<'_> {
             ("request_bytes_p50", cell(sizes.map(|sizes| sizes.p50))),
             ("request_bytes_p99", cell(sizes.map(|sizes| sizes.p99))),
             ("request_bytes_max", cell(sizes.map(|sizes| sizes.max))),
+            ("requeues", cell(self.requeues)),
             ("depth_mean", cell(self.depth_mean.map(thousandths))),
             ("depth_max", cell(self.depth_max)),
             ("server_requests", cell(users.map(|users| users.server_requests))),
@@ -321,6 +323,7 @@ fn device(device: &Device) -> Row<'_> {
         block_queue_us: device.block_queue_us,
         request_bytes: device.request_bytes,
         // The mean comes from the times with the device.
+        requeues: Some(device.requeues),
         depth_mean: device.device_us.map(|_| device.depth.mean),
         depth_max: Some(device.depth.max),
         users: Some(device.users),

@@ -373,6 +373,7 @@ fn devices() -> Vec<Device> {
                 p99: 1_048_576.0,
                 max: 1_048_576.0,
             }),
+            requeues: 4,
             depth: Depth { mean: 1.7, max: 32 },
             users: Users {
                 server_requests: 2_400,
@@ -390,6 +391,7 @@ fn devices() -> Vec<Device> {
             block_queue_us: None,
             device_us: Some(dist(3, 1_500.0)),
             request_bytes: None,
+            requeues: 0,
             depth: Depth { mean: 0.0, max: 1 },
             users: Users { other_requests: 3, other_bytes: 12_288, ..Users::default() },
         },
