@@ -5,8 +5,8 @@
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use pgiotrace_ebpf::{
-    Begun, Chain, Counter, DeviceGroup, MergeRecord, OFFSET_OF_FILE_POSITION, ReadKey, Request,
-    RequestRecord, flags, kind, request_flags,
+    Begun, Chain, Counter, DeviceGroup, MergeRecord, NOT_KNOWN, ReadKey, Request, RequestRecord, flags, kind,
+    request_flags,
 };
 
 use crate::{
@@ -50,8 +50,7 @@ pub fn queued(args: &Args) {
     // SAFETY: a helper without preconditions.
     let queued_ns = unsafe { bpf_ktime_get_ns() };
     let (submitter_tgid, tid) = process::current();
-    let mut request =
-        Request { queued_ns, submitter_tgid, asked_offset: OFFSET_OF_FILE_POSITION, ..Request::default() };
+    let mut request = Request { queued_ns, submitter_tgid, asked_offset: NOT_KNOWN, ..Request::default() };
     match process::of_cluster(submitter_tgid) {
         Some(process) => {
             request.flags = request_flags::CLUSTER;
@@ -59,7 +58,7 @@ pub fn queued(args: &Args) {
                 // SAFETY: the read is in the course of this very thread, so its entry lives.
                 let begun = unsafe { &*begun };
                 request.read = ReadKey { start_ns: begun.start_ns, tid, reserved: 0 };
-                request.asked_offset = begun.offset;
+                request.asked_offset = begun.position;
                 request.asked_length = begun.length;
                 request.owner_tgid = begun.owner_tgid;
             }
@@ -85,7 +84,7 @@ pub fn issued(args: &Args) {
     // SAFETY: a helper without preconditions.
     let issued_ns = unsafe { bpf_ktime_get_ns() };
     if REQUESTS.get_ptr(address).is_none() {
-        follow(address, Request { asked_offset: OFFSET_OF_FILE_POSITION, ..Request::default() });
+        follow(address, Request { asked_offset: NOT_KNOWN, ..Request::default() });
     }
     let Some(request) = REQUESTS.get_ptr_mut(address) else { return };
     // SAFETY: the request is in flight, so its entry lives; a request is issued by one CPU at a time.

@@ -1,12 +1,13 @@
 //! Which file a read is of, and which file a page belongs to.
 
 use aya_ebpf::helpers::generated::bpf_get_current_task;
-use pgiotrace_ebpf::{Begun, FileId, flags};
+use pgiotrace_ebpf::{Begun, FileId, NOT_KNOWN, OFFSET_OF_FILE_POSITION, flags};
 
 use crate::kernel::{
-    self, BIO_DONE, BIO_INDEX, BIO_VECTOR, FDTABLE_FD, FDTABLE_MAX_FDS, FILE_FLAGS, FILE_INODE, FILES_FDT,
-    FOLIO_INDEX, FOLIO_MAPPING, INODE_GENERATION, INODE_INO, INODE_MODE, INODE_SB, MAPPING_HOST, PAGE_BYTES,
-    PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, SB_MAGIC, TASK_FILES, VECTOR_OFFSET, VECTOR_PAGE,
+    self, BIO_DONE, BIO_INDEX, BIO_VECTOR, FDTABLE_FD, FDTABLE_MAX_FDS, FILE_FLAGS, FILE_INODE,
+    FILE_POSITION, FILES_FDT, FOLIO_INDEX, FOLIO_MAPPING, INODE_GENERATION, INODE_INO, INODE_MODE, INODE_SB,
+    MAPPING_HOST, PAGE_BYTES, PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, SB_MAGIC, TASK_FILES,
+    VECTOR_OFFSET, VECTOR_PAGE,
 };
 
 /// `S_IFMT` and `S_IFREG` (`include/uapi/linux/stat.h`).
@@ -56,6 +57,10 @@ pub fn describe(begun: &mut Begun) -> Option<bool> {
         return Some(false);
     }
     begun.file = id_of(inode)?;
+    begun.position = match begun.offset {
+        OFFSET_OF_FILE_POSITION => FILE_POSITION.read(file).unwrap_or(NOT_KNOWN),
+        offset => offset,
+    };
     if FILE_FLAGS.read::<u32>(file)? & O_DIRECT != 0 {
         begun.flags |= flags::DIRECT;
     }

@@ -58,6 +58,10 @@ pub fn submit(args: &Args) {
     if files::describe(&mut begun).is_none() {
         count(Counter::FileUnreadable);
     }
+    if begun.flags & flags::HANDLE == 0 {
+        // Its offset stands where only the kernel's own code looks.
+        begun.position = NOT_KNOWN;
+    }
     begun.run_delay_ns = process::run_delay();
     begun.staged_ns = handles::staged_ns(&begun);
     // SAFETY: a helper without preconditions.

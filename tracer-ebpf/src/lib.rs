@@ -44,7 +44,7 @@ pub mod globals {
     pub const ABSENT: u32 = u32::MAX;
 
     /// (global in the kernel object, structure, path of members) of every offset that the kernel side needs.
-    pub const OFFSETS: [(&str, &str, &str); 42] = [
+    pub const OFFSETS: [(&str, &str, &str); 43] = [
         ("TASK_TGID", "task_struct", "tgid"),
         ("TASK_FILES", "task_struct", "files"),
         ("FILES_FDT", "files_struct", "fdt"),
@@ -69,6 +69,7 @@ pub mod globals {
         ("TASK_FLAGS", "task_struct", "flags"),
         ("TASK_RUN_DELAY", "task_struct", "sched_info.run_delay"),
         ("FILE_FLAGS", "file", "f_flags"),
+        ("FILE_POSITION", "file", "f_pos"),
         ("REQUEST_SECTOR", "request", "__sector"),
         ("REQUEST_BIO", "request", "bio"),
         ("REQUEST_BIOTAIL", "request", "biotail"),
@@ -259,6 +260,8 @@ pub struct Begun {
     pub length: u64,
     /// Its file.
     pub file: FileId,
+    /// Where in the file it begins: [`Begun::offset`], or the file's position; [`NOT_KNOWN`] where that cannot be told.
+    pub position: u64,
     /// When its owner handed it over ([`Staged`]); 0: not known.
     pub staged_ns: u64,
     /// How long the thread that began it had ever been ready to run without a processor (`sched_info.run_delay`).
@@ -448,7 +451,7 @@ pub struct Request {
     pub sector: u64,
     /// The read in whose course it was queued.
     pub read: ReadKey,
-    /// Offset that this read asks for; [`OFFSET_OF_FILE_POSITION`] when not known.
+    /// [`Begun::position`] of this read.
     pub asked_offset: u64,
     /// Bytes that it asks for.
     pub asked_length: u64,
@@ -633,8 +636,8 @@ const _: () = {
     assert!(size_of::<FileId>() == 16);
     assert!(size_of::<ReadKey>() == 16);
     assert!(size_of::<HandleUse>() == 40);
-    assert!(size_of::<Begun>() == 112);
-    assert!(size_of::<ReadRecord>() == 152);
+    assert!(size_of::<Begun>() == 120);
+    assert!(size_of::<ReadRecord>() == 160);
     assert!(size_of::<ProcessRecord>() == 16);
     assert!(size_of::<GroupKey>() == 12);
     assert!(size_of::<Chain>() == 24);

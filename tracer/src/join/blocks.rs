@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use pgiotrace_ebpf::{
-    FileId, MergeRecord, OFFSET_OF_FILE_POSITION, ReadKey, ReadRecord, RequestRecord, flags, request_flags,
+    FileId, MergeRecord, NOT_KNOWN, ReadKey, ReadRecord, RequestRecord, flags, request_flags,
 };
 
 use crate::model::{
@@ -57,7 +57,7 @@ impl Part {
         let start = (request.offset + record.start).min(file_end);
         let range = (start, (start + u64::from(record.bytes)).min(file_end));
         let is_of_read = request.read.start_ns != 0;
-        let asked = if is_of_read && request.asked_offset != OFFSET_OF_FILE_POSITION {
+        let asked = if is_of_read && request.asked_offset != NOT_KNOWN {
             overlap(range, (request.asked_offset, request.asked_offset.saturating_add(request.asked_length)))
         } else {
             (start, start)
@@ -344,8 +344,8 @@ fn thread_of(read: &ReadRecord) -> u32 {
 fn range_of(read: &ReadRecord) -> Option<(u64, u64)> {
     let begun = &read.begun;
     let bytes = u64::try_from(read.result).ok().filter(|bytes| *bytes > 0)?;
-    let is_known = begun.file.inode != 0 && begun.offset != OFFSET_OF_FILE_POSITION;
-    is_known.then(|| (begun.offset, begun.offset.saturating_add(bytes)))
+    let is_known = begun.file.inode != 0 && begun.position != NOT_KNOWN;
+    is_known.then(|| (begun.position, begun.position.saturating_add(bytes)))
 }
 
 /// What two ranges have in common; an empty range when it is nothing.
@@ -356,7 +356,7 @@ fn overlap(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use pgiotrace_ebpf::{Begun, NOT_KNOWN, Request};
+    use pgiotrace_ebpf::{Begun, Request};
 
     use super::*;
     use crate::model::io::Stage;
@@ -375,6 +375,7 @@ mod tests {
             begun: Begun {
                 start_ns,
                 offset,
+                position: offset,
                 length: 8192,
                 file: TABLE,
                 caller_tgid: tid,
@@ -396,7 +397,7 @@ mod tests {
             queued_ns,
             issued_ns,
             sector: from / SECTOR_BYTES,
-            asked_offset: OFFSET_OF_FILE_POSITION,
+            asked_offset: NOT_KNOWN,
             file: TABLE,
             offset: from,
             file_bytes: bytes,
@@ -411,7 +412,7 @@ mod tests {
     fn request_of(by: &ReadRecord, range: (u64, u64), times: [u64; 3]) -> RequestRecord {
         let mut record = request(range, times);
         record.request.read = key(by);
-        record.request.asked_offset = by.begun.offset;
+        record.request.asked_offset = by.begun.position;
         record.request.asked_length = by.begun.length;
         record
     }
