@@ -245,13 +245,14 @@ impl Blocks {
         } else {
             Source::Mixed
         };
+        let is_readahead_hit = is_readahead_hit && source == Source::Cache;
+        // What brought no bytes came from nowhere.
+        let source = (read.result > 0).then_some(source);
         if is_direct && waited.is_empty() {
             // It waited, but for which requests is not known.
-            return Timing { source: Some(source), ..unknown };
+            return Timing { source, ..unknown };
         }
-        let stages = stages::of(read, &waited);
-        let is_readahead_hit = is_readahead_hit && source == Source::Cache;
-        Timing { stages, source: Some(source), is_readahead_hit, ..unknown }
+        Timing { stages: stages::of(read, &waited), source, is_readahead_hit, ..unknown }
     }
 
     /// Counts what brought no page of a file (direct I/O, metadata) for the file of the read in whose course it was.
@@ -340,10 +341,10 @@ fn thread_of(read: &ReadRecord) -> u32 {
     if read.begun.flags & flags::IO_URING == 0 { read.executor_tid } else { read.begun.caller_tgid }
 }
 
-/// Where in its file a read was; `None` when that is not known, or nothing was read.
+/// Where in its file a read was, up to where it got; one that failed, where it wanted to. `None` when that is not known.
 fn range_of(read: &ReadRecord) -> Option<(u64, u64)> {
     let begun = &read.begun;
-    let bytes = u64::try_from(read.result).ok().filter(|bytes| *bytes > 0)?;
+    let bytes = u64::try_from(read.result).unwrap_or(begun.length);
     let is_known = begun.file.inode != 0 && begun.position != NOT_KNOWN;
     is_known.then(|| (begun.position, begun.position.saturating_add(bytes)))
 }
@@ -603,6 +604,18 @@ mod tests {
         assert_eq!(stage(&timing, Stage::BlockQueue), Some(610));
         assert_eq!(stage(&timing, Stage::Device), Some(90));
         assert_eq!(timing.stages.sum_ns(), 800);
+    }
+
+    #[test]
+    fn a_read_without_bytes_has_times_but_no_source() {
+        let mut blocks = Blocks::default();
+        let at_the_end = ReadRecord { result: 0, ..read(5, 0, (100, 110)) };
+        let timing = blocks.settle(&at_the_end);
+        assert_eq!((timing.source, timing.stages.sum_ns()), (None, 10));
+        let failed = ReadRecord { result: -5, ..read(5, 0, (200, 900)) };
+        blocks.add(&request_of(&failed, (0, 8192), [210, 250, 800]));
+        let timing = blocks.settle(&failed);
+        assert_eq!((timing.source, stage(&timing, Stage::Device)), (None, Some(550)));
     }
 
     #[test]

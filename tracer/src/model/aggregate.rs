@@ -24,6 +24,8 @@ pub struct Incarnation {
 #[derive(Debug, Clone)]
 struct StageTotals {
     by_source: BySource,
+    /// Reads that brought no bytes: failed, or at the end of a file.
+    without_bytes: u64,
     /// Reads of which it is not known where their bytes came from.
     of_unknown_source: u64,
     readahead_hits: u64,
@@ -33,16 +35,24 @@ struct StageTotals {
 impl Default for StageTotals {
     fn default() -> Self {
         let by_stage = std::array::from_fn(|_| LatencyHistogram::of_two_digits());
-        Self { by_source: BySource::default(), of_unknown_source: 0, readahead_hits: 0, by_stage }
+        Self {
+            by_source: BySource::default(),
+            without_bytes: 0,
+            of_unknown_source: 0,
+            readahead_hits: 0,
+            by_stage,
+        }
     }
 }
 
 impl StageTotals {
-    fn add(&mut self, timing: &Timing) {
+    fn add(&mut self, timing: &Timing, bytes: u64) {
         *match timing.source {
             Some(Source::Cache) => &mut self.by_source.cache,
             Some(Source::Device) => &mut self.by_source.device,
             Some(Source::Mixed) => &mut self.by_source.mixed,
+            // What brought no bytes has no source.
+            None if bytes == 0 => &mut self.without_bytes,
             None => &mut self.of_unknown_source,
         } += 1;
         self.readahead_hits += u64::from(timing.is_readahead_hit);
@@ -54,10 +64,11 @@ impl StageTotals {
     }
 
     fn merge(&mut self, other: &Self) {
-        let Self { by_source, of_unknown_source, readahead_hits, by_stage } = other;
+        let Self { by_source, without_bytes, of_unknown_source, readahead_hits, by_stage } = other;
         self.by_source.cache += by_source.cache;
         self.by_source.device += by_source.device;
         self.by_source.mixed += by_source.mixed;
+        self.without_bytes += without_bytes;
         self.of_unknown_source += of_unknown_source;
         self.readahead_hits += readahead_hits;
         for (sum, stage) in self.by_stage.iter_mut().zip(by_stage) {
@@ -134,7 +145,7 @@ impl IoTotals {
             Executor::IouWrk => &mut self.by_executor.iou_wrk,
         } += 1;
         self.latency.record(io.timing.latency_ns());
-        self.stages.add(&io.timing);
+        self.stages.add(&io.timing, io.bytes);
         self.queue_full_fallbacks += u64::from(io.is_queue_full_fallback);
     }
 

@@ -358,7 +358,7 @@ pub struct IoSummary {
     pub by_method: ByMethod,
     /// Reads by what executed them; `None` where only the kernel's counts are left, which do not tell it.
     pub by_executor: Option<ByExecutor>,
-    /// Reads by where the bytes came from; `None` where that is not known of all of them.
+    /// Reads by where the bytes came from, but for those that brought none; `None` where that is not known of all of them.
     pub by_source: Option<BySource>,
     /// Of those from the cache: reads whose bytes the readahead of an earlier read had brought; `None` where only the
     /// kernel's counts are left.
