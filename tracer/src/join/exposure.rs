@@ -28,7 +28,10 @@ pub(super) struct Exposure {
 
 impl Exposure {
     /// The sums.
-    pub fn totals(self) -> ExposureTotals {
+    pub fn totals(mut self) -> ExposureTotals {
+        for mut read in std::mem::take(&mut self.unawaited) {
+            self.bound_queue(&mut read, None);
+        }
         ExposureTotals {
             exposed_ns: self.exposed_ns,
             hidden_ns: self.reading_ns - self.exposed_ns,
@@ -61,17 +64,21 @@ impl Exposure {
             // Inside its own system call, the owner waits.
             self.add_wait(start, end);
         } else {
-            let read = Unawaited {
-                execution_ns: io.timing.execution_start_ns(),
+            let execution_ns = io.timing.execution_start_ns();
+            let mut read = Unawaited {
+                execution_ns,
                 end_ns: io.timing.execution_end_ns(),
-                is_by_worker: io.method == Method::Worker,
+                queued_by_ns: io.timing.queued_by_ns.filter(|by_ns| *by_ns < execution_ns),
+                may_be_queued: io.method == Method::Worker,
             };
-            if let Some(wait) = self.waits.around(read.execution_ns) {
-                self.bound_queue(&read, wait);
+            if let Some((since, _)) = self.waits.around(execution_ns) {
+                self.bound_queue(&mut read, Some(since));
             }
             self.unawaited.push_back(read);
-            if self.unawaited.len() > REMEMBERED {
-                self.unawaited.pop_front();
+            if self.unawaited.len() > REMEMBERED
+                && let Some(mut oldest) = self.unawaited.pop_front()
+            {
+                self.bound_queue(&mut oldest, None);
             }
         }
         self.add_read(start, end);
@@ -81,8 +88,9 @@ impl Exposure {
     pub fn wait(&mut self, record: &WaitRecord) {
         let (start, end) = (record.start_ns, record.end_ns);
         self.add_wait(start, end);
-        while let Some(read) = self.unawaited.pop_front_if(|read| read.end_ns <= end) {
-            self.bound_queue(&read, (start, end));
+        while let Some(mut read) = self.unawaited.pop_front_if(|read| read.end_ns <= end) {
+            let since = (start..end).contains(&read.execution_ns).then_some(start);
+            self.bound_queue(&mut read, since);
             if read.end_ns >= start {
                 self.wakeup_at_most.record(end - read.end_ns);
             }
@@ -90,10 +98,13 @@ impl Exposure {
     }
 
     /// A read that an io worker begins while its owner is blocked was in the queue ever since: the owner could not have
-    /// submitted it meanwhile.
-    fn bound_queue(&mut self, read: &Unawaited, (since, until): (u64, u64)) {
-        if read.is_by_worker && (since..until).contains(&read.execution_ns) {
+    /// submitted it meanwhile. And one that `pg_aios` had shown on its way was in it since then.
+    fn bound_queue(&mut self, read: &mut Unawaited, blocked_since_ns: Option<u64>) {
+        let since = [blocked_since_ns, read.queued_by_ns].into_iter().flatten().min();
+        if let (true, Some(since)) = (read.may_be_queued, since) {
             self.pg_queue_at_least.record(read.execution_ns - since);
+            // Once is enough.
+            read.may_be_queued = false;
         }
     }
 }
@@ -104,7 +115,10 @@ struct Unawaited {
     /// When its execution began.
     execution_ns: u64,
     end_ns: u64,
-    is_by_worker: bool,
+    /// When it was in the queue at the latest, as far as the view tells.
+    queued_by_ns: Option<u64>,
+    /// Whether an io worker executed it, and no bound of its time in the queue is recorded.
+    may_be_queued: bool,
 }
 
 /// All backends' waiting and reading.
@@ -148,6 +162,12 @@ mod tests {
             is_queue_full_fallback: false,
             timing: Timing { start_ns, end_ns, ..Timing::default() },
         }
+    }
+
+    /// The view had shown it by then.
+    fn seen(by_ns: u64, mut io: Io) -> Io {
+        io.timing.queued_by_ns = Some(by_ns);
+        io
     }
 
     fn wait(start_ns: u64, end_ns: u64) -> WaitRecord {
@@ -197,5 +217,18 @@ mod tests {
         let exposure = exposure(&[(Method::Worker, 250, 300), (Method::Worker, 100, 310)], &[(180, 320)]);
         assert_eq!(exposure.pg_queue_at_least.dist().map(|dist| (dist.count, dist.max)), Some((1, 0.07)));
         assert_eq!(exposure.wakeup_at_most.dist().map(|dist| (dist.count, dist.max)), Some((2, 0.02)));
+    }
+
+    #[test]
+    fn the_earlier_of_two_bounds_counts_and_only_once() {
+        let mut exposure = Exposure::default();
+        exposure.read(&seen(150, io(Method::Worker, 250, 300)));
+        exposure.read(&seen(240, io(Method::Worker, 260, 310)));
+        exposure.wait(&wait(180, 320));
+        // Not in a wait, and only the view says something.
+        exposure.read(&seen(370, io(Method::Worker, 400, 410)));
+        exposure.read(&seen(370, io(Method::IoUring, 400, 410)));
+        let bounds = exposure.totals().pg_queue_at_least.dist().expect("there are bounds");
+        assert_eq!((bounds.count, bounds.max, bounds.sum), (3, 0.1, 0.21));
     }
 }

@@ -42,7 +42,11 @@ impl Join {
         self.count_end(&read);
         self.remember_file(&read);
         // Now, while the requests that it may have waited for are remembered.
-        let timing = self.blocks.settle(&read.record);
+        let mut timing = self.blocks.settle(&read.record);
+        if RelationFork::of_handle(&read.record.begun).is_some() {
+            let handle = &read.record.begun.handle;
+            timing.queued_by_ns = self.uses.queued_by_ns(handle.io_id, handle.generation);
+        }
         self.ends.impossible += u64::from(!timing.is_possible());
         match self.ownership(&read) {
             Ownership::Known(owner) => self.finish(&read, timing, Some(owner), Fidelity::Exact),

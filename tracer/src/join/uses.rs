@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::{
-    capture::sampler::{AioRow, Taken},
+    capture::sampler::{AioRow, AioState, Taken},
     model::{PgAiosLedger, io::RelationFork},
     server::InnerPid,
 };
@@ -53,9 +53,17 @@ impl TracedUse {
     }
 }
 
+/// A row, when it was first seen, and whether its read is known.
+#[derive(Debug, Clone)]
+struct Seen {
+    row: AioRow,
+    by_ns: u64,
+    is_settled: bool,
+}
+
 #[derive(Debug, Clone, Default)]
 struct Slot {
-    rows: VecDeque<(AioRow, bool)>,
+    rows: VecDeque<Seen>,
     uses: VecDeque<TracedUse>,
 }
 
@@ -95,14 +103,14 @@ impl Uses {
         self.sampled = true;
         self.forget_uses_before(taken.from_ns.saturating_sub(REMEMBERED_NS));
         for row in rows {
-            self.add_row(row);
+            self.add_row(row, taken.to_ns);
         }
     }
 
-    fn add_row(&mut self, row: &AioRow) {
+    fn add_row(&mut self, row: &AioRow, by_ns: u64) {
         let slot = slot(&mut self.slots, row.io_id);
         // The same use, seen again at the next sample.
-        if slot.rows.iter().any(|(known, _)| known.generation == row.generation) {
+        if slot.rows.iter().any(|known| known.row.generation == row.generation) {
             return;
         }
         self.ledger.rows += 1;
@@ -112,7 +120,7 @@ impl Uses {
         if let (Some(false), Some(traced)) = (matched, traced) {
             keep_example(&mut self.contradictions, row, &traced);
         }
-        slot.rows.push_back((row.clone(), matched.is_some()));
+        slot.rows.push_back(Seen { row: row.clone(), by_ns, is_settled: matched.is_some() });
         if slot.rows.len() > REMEMBERED_ROWS {
             slot.rows.pop_front();
         }
@@ -121,7 +129,7 @@ impl Uses {
     /// Adds a traced read of a handle.
     pub fn add_use(&mut self, io_id: u32, traced: TracedUse) {
         let slot = slot(&mut self.slots, io_id);
-        for (row, is_settled) in &mut slot.rows {
+        for Seen { row, is_settled, .. } in &mut slot.rows {
             if row.generation == traced.generation && !*is_settled {
                 *is_settled = true;
                 let agrees = traced.agrees_with(row);
@@ -153,8 +161,18 @@ impl Uses {
     /// The owner that the view shows for a use of a handle.
     #[must_use]
     pub fn owner_of_use(&self, io_id: u32, generation: u64) -> Option<InnerPid> {
-        let rows = &self.slots.get(io_id as usize)?.rows;
-        rows.iter().find(|(row, _)| row.generation == generation).map(|(row, _)| row.owner)
+        self.row_of_use(io_id, generation).map(|seen| seen.row.owner)
+    }
+
+    /// When the view had shown a use of a handle on its way to its executor.
+    #[must_use]
+    pub fn queued_by_ns(&self, io_id: u32, generation: u64) -> Option<u64> {
+        let seen = self.row_of_use(io_id, generation)?;
+        matches!(seen.row.state, AioState::Staged | AioState::Submitted).then_some(seen.by_ns)
+    }
+
+    fn row_of_use(&self, io_id: u32, generation: u64) -> Option<&Seen> {
+        self.slots.get(io_id as usize)?.rows.iter().find(|seen| seen.row.generation == generation)
     }
 }
 
@@ -188,10 +206,7 @@ fn slot(slots: &mut Vec<Slot>, io_id: u32) -> &mut Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        capture::{aio_target::AioTarget, sampler::AioState},
-        model::io::Fork,
-    };
+    use crate::{capture::aio_target::AioTarget, model::io::Fork};
 
     const RELATION: RelationFork = RelationFork {
         tablespace_oid: 1663,
@@ -238,6 +253,17 @@ mod tests {
         aios.add_rows(AT, &[row(7, 2)]);
         let expected = PgAiosLedger { rows: 2, confirmed: 2, contradicted: 0, unmatched: 0 };
         assert_eq!(aios.ledger(), Some(expected));
+    }
+
+    #[test]
+    fn a_use_that_the_view_showed_had_been_handed_over_by_then() {
+        let mut aios = Uses::default();
+        aios.add_rows(AT, &[row(7, 1)]);
+        aios.add_rows(Taken { from_ns: 50, to_ns: 60 }, &[row(7, 1)]);
+        assert_eq!(aios.queued_by_ns(3, 1), Some(AT.to_ns));
+        assert_eq!((aios.queued_by_ns(3, 2), aios.queued_by_ns(4, 1)), (None, None));
+        aios.add_rows(AT, &[AioRow { state: AioState::Defined, ..row(7, 5) }]);
+        assert_eq!(aios.queued_by_ns(3, 5), None);
     }
 
     #[test]

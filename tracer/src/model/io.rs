@@ -179,6 +179,8 @@ pub struct Timing {
     pub end_ns: u64,
     /// How long before that its execution had ended.
     pub woken_after_ns: u64,
+    /// When `pg_aios` had shown it on its way to its executor, if it did.
+    pub queued_by_ns: Option<u64>,
     /// Where the time between went.
     pub stages: StageTimes,
     /// Where its bytes came from; `None` when that is not known.

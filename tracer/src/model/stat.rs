@@ -415,8 +415,8 @@ pub struct BySource {
 /// Bounds of times that lie outside of a read's latency, microseconds; `None` where there is no bound.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Bounds {
-    /// Of reads that an io worker began while their owner was blocked: how long it had been. They waited in the queue at
-    /// least that long.
+    /// Of reads of io workers: how long the owner had been blocked when the worker began, or since when `pg_aios` had shown
+    /// the read. They waited in the queue at least that long.
     pub pg_queue_at_least: Option<Dist>,
     /// Of reads that others executed and that ended while their owner was blocked: how much longer it was. It ran again
     /// that much later at the most.
