@@ -323,8 +323,8 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A table on a disk that loses it during the trace.
-fn reads_that_fail(method: &str) -> Result<()> {
+/// A server with a table on a disk of its own.
+fn with_table_on_disk(method: &str) -> Result<(Cluster, Disk, Client)> {
     let cluster = builder(method)?.start()?;
     let disk = Disk::mount(&cluster)?;
     let mut client = cluster.connect("postgres")?;
@@ -332,6 +332,35 @@ fn reads_that_fail(method: &str) -> Result<()> {
     client.batch_execute("CREATE TABLE t (id int, filler text) TABLESPACE disk")?;
     fill_table(&mut client, "t", TABLE_SIZE)?;
     scan(&mut client, "t")?;
+    Ok((cluster, disk, client))
+}
+
+#[test]
+fn a_relation_on_a_stacked_device_is_read_from_the_upper_one() -> Result<()> {
+    for method in PgInstall::v18()?.io_methods() {
+        let (cluster, disk, mut client) = with_table_on_disk(method)?;
+        cluster.drop_caches()?;
+        let tracer = Tracer::stat(&cluster).start()?;
+        let scanned = scan(&mut client, "t")? * BLOCK;
+        let report = good_report(&tracer.interrupt()?)?;
+        let upper = disk.device.trim_start_matches("/dev/");
+        let of_relation = list(relation(&report, "t")?, "devices");
+        assert_eq!(of_relation.len(), 1, "{method}: {of_relation:#?}");
+        assert_eq!(of_relation[0]["name"], upper, "{method}");
+        let read = count(&of_relation[0]["asked_bytes"]) + count(&of_relation[0]["readahead_bytes"]);
+        assert!(read >= scanned, "{method}: {read} of {scanned} bytes");
+        // What the loop driver reads from its file is for others, as far as the lower device can tell.
+        let others =
+            |device: &&Value| device["name"] != upper && count(&device["users"]["other_bytes"]) >= scanned;
+        let devices = list(&report, "devices");
+        assert!(devices.iter().any(|device| others(&device)), "{method}: {devices:#?}");
+    }
+    Ok(())
+}
+
+/// A table on a disk that loses it during the trace.
+fn reads_that_fail(method: &str) -> Result<()> {
+    let (cluster, disk, mut client) = with_table_on_disk(method)?;
     let tracer = Tracer::stat(&cluster).start()?;
     disk.lose().with_context(|| format!("cannot truncate the file beneath {}", disk.device))?;
     let error = scan(&mut client, "t").err().context("the query read what is not there")?;
