@@ -101,7 +101,9 @@ pub fn issued(args: &Args) {
     request.sector = REQUEST_SECTOR.read(address).unwrap_or(0);
     request.device = device_of(address).unwrap_or(0);
     request.chain = chain_of(address);
-    let _ = name_file(address, request);
+    if name_file(address, request).is_none() && is_of_no_known_read(request) {
+        let _ = name_direct_read(address, request);
+    }
     if let Some(group) = device_group(request.device) {
         add(&raw mut group.depth, 1);
         let depth = &raw const group.depth;
@@ -135,6 +137,21 @@ fn name_file(address: u64, request: &mut Request) -> Option<()> {
         request.file_bytes = BIO_SIZE.read(first)?;
         request.flags |= request_flags::MIXED;
     }
+    Some(())
+}
+
+/// Whether the block layer held it back, or a thread of io_uring queued it: then its pages alone tell what it is for.
+#[inline(always)]
+fn is_of_no_known_read(request: &Request) -> bool {
+    request.read.start_ns == 0 && request.flags & (request_flags::HELD | request_flags::CLUSTER) != 0
+}
+
+#[inline(always)]
+fn name_direct_read(address: u64, request: &mut Request) -> Option<()> {
+    let place = files::direct_read_of(REQUEST_BIO.read(address)?)?;
+    request.file = files::id_of(place.inode)?;
+    request.offset = place.offset;
+    request.flags |= request_flags::DIRECT;
     Some(())
 }
 

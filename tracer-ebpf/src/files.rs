@@ -4,10 +4,10 @@ use aya_ebpf::helpers::generated::bpf_get_current_task;
 use pgiotrace_ebpf::{Begun, FileId, NOT_KNOWN, OFFSET_OF_FILE_POSITION, flags};
 
 use crate::kernel::{
-    self, BIO_DONE, BIO_INDEX, BIO_VECTOR, FDTABLE_FD, FDTABLE_MAX_FDS, FILE_FLAGS, FILE_INODE,
-    FILE_POSITION, FILES_FDT, FOLIO_INDEX, FOLIO_MAPPING, INODE_GENERATION, INODE_INO, INODE_MODE, INODE_SB,
-    MAPPING_HOST, PAGE_BYTES, PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, SB_MAGIC, TASK_FILES,
-    VECTOR_OFFSET, VECTOR_PAGE,
+    self, BIO_DONE, BIO_INDEX, BIO_PRIVATE, BIO_VECTOR, DIO_IOCB, DIO_SIZE, FDTABLE_FD, FDTABLE_MAX_FDS,
+    FILE_FLAGS, FILE_INODE, FILE_POSITION, FILES_FDT, FOLIO_INDEX, FOLIO_MAPPING, INODE_GENERATION,
+    INODE_INO, INODE_MODE, INODE_SB, INODE_SIZE, IOCB_FILE, IOCB_POSITION, MAPPING_HOST, PAGE_BYTES,
+    PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, SB_MAGIC, TASK_FILES, VECTOR_OFFSET, VECTOR_PAGE,
 };
 
 /// `S_IFMT` and `S_IFREG` (`include/uapi/linux/stat.h`).
@@ -110,4 +110,23 @@ pub fn place_of(bio: u64) -> Option<Place> {
     let pages = (page - head) / page_struct_bytes;
     let offset = (FOLIO_INDEX.read::<u64>(head)? + pages) * PAGE_BYTES.get() + within;
     Some(Place { inode: MAPPING_HOST.read(mapping)?, offset })
+}
+
+/// The direct read that a bio is for, and where in the file it began: on its bios hangs a `struct iomap_dio`
+/// (`iomap_dio_alloc_bio` and its callers, `fs/iomap/direct-io.c`), or the bio that it was split from.
+///
+/// What hangs there is believed only if all it leads to fits: a regular file on a disk, whose size is the one that was noted when
+/// the read began (`__iomap_dio_rw`).
+#[inline(always)]
+pub fn direct_read_of(bio: u64) -> Option<Place> {
+    let private: u64 = BIO_PRIVATE.read(bio)?;
+    read_of_dio(private).or_else(|| read_of_dio(BIO_PRIVATE.read(private)?))
+}
+
+#[inline(always)]
+fn read_of_dio(dio: u64) -> Option<Place> {
+    let iocb: u64 = DIO_IOCB.read(dio)?;
+    let inode: u64 = FILE_INODE.read(IOCB_FILE.read(iocb)?)?;
+    let fits = is_on_disk(inode)? && INODE_SIZE.read::<u64>(inode)? == DIO_SIZE.read::<u64>(dio)?;
+    fits.then_some(Place { inode, offset: IOCB_POSITION.read(iocb)? })
 }

@@ -44,7 +44,7 @@ pub mod globals {
     pub const ABSENT: u32 = u32::MAX;
 
     /// (global in the kernel object, structure, path of members) of every offset that the kernel side needs.
-    pub const OFFSETS: [(&str, &str, &str); 43] = [
+    pub const OFFSETS: [(&str, &str, &str); 48] = [
         ("TASK_TGID", "task_struct", "tgid"),
         ("TASK_FILES", "task_struct", "files"),
         ("FILES_FDT", "files_struct", "fdt"),
@@ -55,6 +55,7 @@ pub mod globals {
         ("INODE_INO", "inode", "i_ino"),
         ("INODE_GENERATION", "inode", "i_generation"),
         ("INODE_SB", "inode", "i_sb"),
+        ("INODE_SIZE", "inode", "i_size"),
         ("SB_DEV", "super_block", "s_dev"),
         ("SB_MAGIC", "super_block", "s_magic"),
         ("KIOCB_OPCODE", "io_kiocb", "opcode"),
@@ -88,6 +89,10 @@ pub mod globals {
         ("FOLIO_MAPPING", "folio", "mapping"),
         ("FOLIO_INDEX", "folio", "index"),
         ("MAPPING_HOST", "address_space", "host"),
+        ("DIO_IOCB", "iomap_dio", "iocb"),
+        ("DIO_SIZE", "iomap_dio", "i_size"),
+        ("IOCB_FILE", "kiocb", "ki_filp"),
+        ("IOCB_POSITION", "kiocb", "ki_pos"),
     ];
 
     /// Global: bytes of a `struct page`.
@@ -304,6 +309,8 @@ pub mod request_flags {
     pub const PART: u32 = 8;
     /// It failed.
     pub const FAILED: u32 = 16;
+    /// It is for a direct read of the file that is named, which began at the offset that is named.
+    pub const DIRECT: u32 = 32;
 }
 
 /// Kind of a record in the ring: the first four bytes of each.

@@ -6,116 +6,23 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use pgiotrace_ebpf::{
-    FileId, MergeRecord, NOT_KNOWN, ReadKey, ReadRecord, RequestRecord, flags, request_flags,
-};
+use pgiotrace_ebpf::{FileId, MergeRecord, NOT_KNOWN, ReadKey, ReadRecord, RequestRecord, flags};
 
 use crate::model::{
     intervals::Intervals,
     io::{Source, Timing},
 };
 
-use super::stages::{self, Waited};
+use super::{
+    parts::{Part, WantedBy, overlap},
+    stages::{self, Waited},
+    sums::Sums,
+};
 
 /// Requests that are remembered, for reads that have not ended and to recognise what readahead brought.
 const MOST_REQUESTS: usize = 50_000;
 /// Merges that are remembered until their requests complete.
 const MOST_MERGES: usize = 4096;
-/// Files whose sums are kept one by one.
-const MOST_SUMS: usize = 65_536;
-/// Bytes of a sector (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
-const SECTOR_BYTES: u64 = 512;
-
-/// A completed request, or a part of one.
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    waited: Waited,
-    device: u32,
-    bytes: u64,
-    sector: u64,
-    /// The read in whose course it was queued; its `start_ns` is 0 when there was none.
-    read: ReadKey,
-    /// The file of its pages; the inode is 0 when there is none.
-    file: FileId,
-    /// Offsets in that file: start and end of what it brought.
-    range: (u64, u64),
-    /// What of it was asked for, as offsets in the file; empty when that is not known.
-    asked: (u64, u64),
-    /// The split bio that it is a part of; 0: of none.
-    chain: u64,
-    /// Whether no more parts of the same request follow.
-    is_last: bool,
-    /// The process of the cluster that queued it, where no read is known in whose course it was.
-    submitter_tgid: Option<u32>,
-}
-
-impl Part {
-    fn of(record: &RequestRecord) -> Self {
-        let request = &record.request;
-        // How far the pages of the file go, in the part that this record is about.
-        let file_end = request.offset + u64::from(request.file_bytes);
-        let start = (request.offset + record.start).min(file_end);
-        let range = (start, (start + u64::from(record.bytes)).min(file_end));
-        let is_of_read = request.read.start_ns != 0;
-        let asked = if is_of_read && request.asked_offset != NOT_KNOWN {
-            overlap(range, (request.asked_offset, request.asked_offset.saturating_add(request.asked_length)))
-        } else {
-            (start, start)
-        };
-        let is_of_cluster = request.flags & request_flags::CLUSTER != 0;
-        Self {
-            waited: Waited {
-                queued_ns: (request.queued_ns != 0).then_some(request.queued_ns),
-                issued_ns: request.issued_ns,
-                done_ns: record.done_ns,
-                is_held: request.flags & request_flags::HELD != 0,
-            },
-            device: request.device,
-            bytes: u64::from(record.bytes),
-            sector: request.sector + record.start / SECTOR_BYTES,
-            read: request.read,
-            file: request.file,
-            range,
-            asked,
-            chain: request.chain,
-            is_last: request.flags & request_flags::PART == 0,
-            submitter_tgid: (is_of_cluster && !is_of_read).then_some(request.submitter_tgid),
-        }
-    }
-
-    /// Whether a moment and a place are the ones at which something was merged into it.
-    fn takes(&self, merge: &MergeRecord) -> bool {
-        let sectors = self.sector..self.sector + self.bytes.div_ceil(SECTOR_BYTES);
-        self.device == merge.device
-            && sectors.contains(&merge.sector)
-            && self.waited.first_ns() <= merge.at_ns
-            && merge.at_ns <= self.waited.done_ns
-    }
-
-    fn is_of_file(&self) -> bool {
-        self.file.inode != 0 && self.range.0 < self.range.1
-    }
-}
-
-/// What was read of one file from one device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct FromDevice {
-    /// Requests.
-    pub requests: u64,
-    /// Bytes that a read asked for.
-    pub asked_bytes: u64,
-    /// Bytes that were read ahead.
-    pub ahead_bytes: u64,
-}
-
-impl FromDevice {
-    /// Adds another one's counts.
-    pub fn merge(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.asked_bytes += other.asked_bytes;
-        self.ahead_bytes += other.ahead_bytes;
-    }
-}
 
 /// Where a part is found.
 #[derive(Debug, Clone, Copy, Default)]
@@ -134,24 +41,26 @@ pub(super) struct Blocks {
     by_file: HashMap<FileId, BTreeMap<u64, Part>>,
     /// By the read in whose course they were.
     by_read: HashMap<ReadKey, Vec<Part>>,
+    /// By file and the offset at which a direct read began: what was queued in no read's course.
+    direct: HashMap<(FileId, u64), Vec<Part>>,
     /// Parts of what was too long for one request: whoever waits for a page of it waits for all of them.
     by_chain: HashMap<u64, Vec<Waited>>,
-    /// Oldest first: what is in the three above.
+    /// Oldest first: what is in the four above.
     order: VecDeque<Remembered>,
     merges: VecDeque<MergeRecord>,
     /// The longest request so far, bytes.
     longest: u64,
     /// Requests whose times contradict each other.
     pub impossible: u64,
-    /// Sums by the file that was read and the device that it came from; no file: direct I/O, metadata.
-    pub sums: HashMap<(FileId, u32), FromDevice>,
+    /// For whom devices read.
+    pub sums: Sums,
 }
 
 impl Blocks {
     /// Takes in a request, or a part of one, that has completed.
     pub fn add(&mut self, record: &RequestRecord) {
         let part = Part::of(record);
-        self.count(&part, record);
+        self.sums.add(&part);
         self.impossible += u64::from(!part.waited.is_possible());
         self.longest = self.longest.max(part.range.1 - part.range.0);
         if part.read.start_ns != 0 {
@@ -164,6 +73,9 @@ impl Blocks {
         }
         if part.is_of_file() {
             self.by_file.entry(part.file).or_default().insert(part.range.0, part);
+        }
+        if part.is_direct {
+            self.direct.entry((part.file, part.range.0)).or_default().push(part);
         }
         if part.chain != 0 {
             self.by_chain.entry(part.chain).or_default().push(part.waited);
@@ -186,21 +98,6 @@ impl Blocks {
         }
     }
 
-    fn count(&mut self, part: &Part, record: &RequestRecord) {
-        let is_of_cluster = record.request.flags & request_flags::CLUSTER != 0;
-        if !is_of_cluster {
-            return;
-        }
-        let key = self.sums_key(part.file, part.device);
-        let sums = self.sums.entry(key).or_default();
-        sums.requests += u64::from(part.is_last);
-        // Without pages of a file, all of it was asked for. Of what a kernel thread of io_uring queued, it turns out when its
-        // reads end.
-        let asked = if part.is_of_file() { part.asked.1 - part.asked.0 } else { part.bytes };
-        sums.asked_bytes += asked;
-        sums.ahead_bytes += part.bytes - asked;
-    }
-
     /// Where the time of a read went that has just ended.
     pub fn settle(&mut self, read: &ReadRecord) -> Timing {
         let begun = &read.begun;
@@ -217,11 +114,13 @@ impl Blocks {
             .map(|part| part.waited)
             .collect();
         for part in own.iter().filter(|part| part.read == key && !part.is_of_file()) {
-            self.credit(part, begun.file);
+            self.sums.credit(part, begun.file);
         }
         let mut brought = Intervals::default();
         let mut is_readahead_hit = false;
-        if !is_direct {
+        if is_direct {
+            waited.extend(self.claim_direct(read));
+        } else {
             for part in self.parts_in(begun.file, range) {
                 let common = overlap(part.range, range);
                 if part.waited.first_ns() >= read.end_ns {
@@ -255,53 +154,39 @@ impl Blocks {
         Timing { stages: stages::of(read, &waited), source, is_readahead_hit, ..unknown }
     }
 
-    /// Counts what brought no page of a file (direct I/O, metadata) for the file of the read in whose course it was.
-    fn credit(&mut self, part: &Part, file: FileId) {
-        let nobodys = (part.file, part.device);
-        let Some(of_nobody) = self.sums.get_mut(&nobodys) else { return };
-        let credited =
-            FromDevice { requests: u64::from(part.is_last), asked_bytes: part.bytes, ahead_bytes: 0 };
-        of_nobody.requests = of_nobody.requests.saturating_sub(credited.requests);
-        of_nobody.asked_bytes = of_nobody.asked_bytes.saturating_sub(credited.asked_bytes);
-        let key = self.sums_key(file, part.device);
-        self.sums.entry(key).or_default().merge(&credited);
-    }
-
-    /// Where sums are kept. In a long trace there may be no end of temporary files.
-    fn sums_key(&self, file: FileId, device: u32) -> (FileId, u32) {
-        let key = (file, device);
-        if self.sums.len() >= MOST_SUMS && !self.sums.contains_key(&key) {
-            return (FileId::default(), device);
-        }
-        key
-    }
-
-    /// What a kernel thread of io_uring queued was asked for by the reads of that ring which waited for it.
+    /// Requests of which it was not known who wanted them, and that this read had: those that its ring's threads queued while it
+    /// lasted, and those that the block layer had held back, even if they were there before it.
     fn claim(&mut self, read: &ReadRecord, range: (u64, u64)) {
         let begun = &read.begun;
-        if begun.flags & flags::PUNTED == 0 {
-            return;
-        }
         let from = range.0.saturating_sub(self.longest);
         let Some(parts) = self.by_file.get_mut(&begun.file) else { return };
         for (_, part) in parts.range_mut(from..range.1) {
-            let common = overlap(part.range, range);
-            if part.submitter_tgid != Some(begun.caller_tgid)
-                || common.0 >= common.1
-                || part.waited.done_ns <= begun.start_ns
-            {
-                continue;
-            }
-            // Reads next to each other: what is asked for stays one range.
-            let before = part.asked;
-            part.asked =
-                if before.0 == before.1 { common } else { (before.0.min(common.0), before.1.max(common.1)) };
-            let newly = (part.asked.1 - part.asked.0) - (before.1 - before.0);
-            if let Some(sums) = self.sums.get_mut(&(part.file, part.device)) {
-                sums.asked_bytes += newly;
-                sums.ahead_bytes = sums.ahead_bytes.saturating_sub(newly);
+            let is_its = match part.wanted_by {
+                WantedBy::RingOf(tgid) => {
+                    tgid == begun.caller_tgid
+                        && begun.flags & flags::PUNTED != 0
+                        && part.waited.done_ns > begun.start_ns
+                }
+                WantedBy::NotKnown => true,
+                WantedBy::Server | WantedBy::Others => false,
+            };
+            if is_its && part.range.1 > range.0 {
+                self.sums.claim(part, range);
             }
         }
+    }
+
+    /// Requests for a direct read that were queued in no read's course.
+    fn claim_direct(&mut self, read: &ReadRecord) -> Vec<Waited> {
+        let begun = &read.begun;
+        let parts = self.direct.get_mut(&(begun.file, begun.position)).into_iter().flatten();
+        let its =
+            parts.filter(|part| part.waited.first_ns() < read.end_ns && part.waited.done_ns > begun.start_ns);
+        its.map(|part| {
+            self.sums.claim_direct(part);
+            part.waited
+        })
+        .collect()
     }
 
     /// When a part's pages could be read: with the last part of what it was split from.
@@ -323,6 +208,7 @@ impl Blocks {
             let Remembered { read, chain, file, offset, done_ns } = oldest;
             self.by_read.remove(&read);
             self.by_chain.remove(&chain);
+            self.direct.remove(&(file, offset));
             if let Some(parts) = self.by_file.get_mut(&file) {
                 // A newer one may have taken its place.
                 if parts.get(&offset).is_some_and(|part| part.waited.done_ns == done_ns) {
@@ -349,17 +235,17 @@ fn range_of(read: &ReadRecord) -> Option<(u64, u64)> {
     is_known.then(|| (begun.position, begun.position.saturating_add(bytes)))
 }
 
-/// What two ranges have in common; an empty range when it is nothing.
-fn overlap(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
-    let start = one.0.max(other.0);
-    (start, one.1.min(other.1).max(start))
-}
-
 #[cfg(test)]
 mod tests {
-    use pgiotrace_ebpf::{Begun, Request};
+    use pgiotrace_ebpf::{Begun, Request, request_flags};
 
-    use super::*;
+    use super::{
+        super::{
+            parts::SECTOR_BYTES,
+            sums::{Adopted, FromDevice},
+        },
+        *,
+    };
     use crate::model::io::Stage;
 
     const TABLE: FileId = FileId { inode: 7, device: 8, generation: 1 };
@@ -424,6 +310,11 @@ mod tests {
         record
     }
 
+    fn sums_of(blocks: &Blocks, file: FileId) -> FromDevice {
+        let found = blocks.sums.iter().find(|(of, device, _)| (*of, *device) == (file, 1));
+        found.map(|(_, _, sum)| *sum).unwrap_or_default()
+    }
+
     fn stage(timing: &Timing, stage: Stage) -> Option<u64> {
         timing.stages.get(stage)
     }
@@ -460,7 +351,7 @@ mod tests {
         let first = read(5, 0, (100, 900));
         blocks.add(&request_of(&first, (0, 128 * KIB), [110, 150, 800]));
         blocks.settle(&first);
-        let sums = blocks.sums[&(TABLE, 1)];
+        let sums = sums_of(&blocks, TABLE);
         assert_eq!((sums.requests, sums.asked_bytes, sums.ahead_bytes), (1, 8 * KIB, 120 * KIB));
         let next = blocks.settle(&read(5, 8 * KIB, (1_000, 1_100)));
         assert_eq!((next.source, next.is_readahead_hit), (Some(Source::Cache), true));
@@ -475,7 +366,7 @@ mod tests {
         let timing = blocks.settle(&read);
         assert_eq!(timing.source, Some(Source::Cache));
         blocks.add(&request_of(&read, (128 * KIB, 256 * KIB), [120, 160, 5_000]));
-        assert_eq!(blocks.sums[&(TABLE, 1)].ahead_bytes, 192 * KIB);
+        assert_eq!(sums_of(&blocks, TABLE).ahead_bytes, 192 * KIB);
     }
 
     #[test]
@@ -514,7 +405,7 @@ mod tests {
             request: Request { flags: request_flags::CLUSTER, ..rest.request },
             ..rest
         });
-        assert_eq!(blocks.sums[&(TABLE, 1)].requests, 1, "two parts are one request");
+        assert_eq!(sums_of(&blocks, TABLE).requests, 1, "two parts are one request");
     }
 
     #[test]
@@ -548,8 +439,8 @@ mod tests {
             assert_eq!((timing.source, stage(&timing, Stage::Device)), (Some(Source::Device), Some(650)));
         }
         let counted = FromDevice { requests: 1, asked_bytes: 16 * KIB, ahead_bytes: 0 };
-        assert_eq!(blocks.sums[&(TABLE, 1)], counted);
-        assert_eq!(blocks.sums[&(FileId::default(), 1)], FromDevice::default());
+        assert_eq!(sums_of(&blocks, TABLE), counted);
+        assert_eq!(sums_of(&blocks, FileId::default()), FromDevice::default());
         let timing = blocks.settle(&lone);
         assert_eq!(
             (timing.source, stage(&timing, Stage::Device)),
@@ -570,7 +461,7 @@ mod tests {
         blocks.add(&record);
         let timing = blocks.settle(&read);
         assert_eq!((timing.source, stage(&timing, Stage::Device)), (Some(Source::Device), Some(550)));
-        let sums = blocks.sums[&(TABLE, 1)];
+        let sums = sums_of(&blocks, TABLE);
         assert_eq!((sums.asked_bytes, sums.ahead_bytes), (8 * KIB, 24 * KIB));
     }
 
@@ -584,6 +475,25 @@ mod tests {
         let timing = blocks.settle(&read);
         assert_eq!(stage(&timing, Stage::BlockQueue), Some(510));
         assert_eq!(stage(&timing, Stage::Device), Some(190));
+        assert_eq!(blocks.sums.adopted(1), Adopted { requests: 1, bytes: 8192 }, "it was the server's");
+        blocks.settle(&read);
+        assert_eq!(blocks.sums.adopted(1), Adopted { requests: 1, bytes: 8192 }, "once");
+        assert_eq!(sums_of(&blocks, TABLE), FromDevice { requests: 1, asked_bytes: 8192, ahead_bytes: 0 });
+    }
+
+    #[test]
+    fn a_direct_read_that_the_block_layer_held_back_is_found_by_where_it_began() {
+        let mut blocks = Blocks::default();
+        let mut read = read(5, 8192, (100, 900));
+        read.begun.flags |= flags::DIRECT;
+        let mut record = of_no_file(request((0, 8192), [600, 610, 800]));
+        (record.request.file, record.request.offset) = (TABLE, 8192);
+        record.request.flags = request_flags::HELD | request_flags::DIRECT;
+        blocks.add(&record);
+        let timing = blocks.settle(&read);
+        assert_eq!((timing.source, stage(&timing, Stage::BlockQueue)), (Some(Source::Device), Some(510)));
+        assert_eq!(sums_of(&blocks, TABLE), FromDevice { requests: 1, asked_bytes: 8192, ahead_bytes: 0 });
+        assert_eq!(blocks.sums.adopted(1), Adopted { requests: 1, bytes: 8192 });
     }
 
     #[test]

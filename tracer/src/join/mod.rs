@@ -5,10 +5,12 @@ mod claims;
 mod ended;
 mod exposure;
 mod filter;
+mod parts;
 mod people;
 mod reads;
 mod report;
 mod stages;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod uses;

@@ -8,9 +8,10 @@ use std::{
 use pgiotrace_ebpf::{Counter, DeviceGroup};
 
 use super::{
-    Join, blocks,
+    Join,
     ended::{Ended, Kind},
     people::Person,
+    sums,
 };
 use crate::{
     capture::Ending,
@@ -327,10 +328,10 @@ fn relations(join: &Join, known: Known, ending: &Ending) -> Vec<Relation> {
 
 /// What was read of each subject from each device, most first.
 fn devices_by_subject<'a>(join: &'a Join, ending: &Ending) -> HashMap<&'a Subject, Vec<FromDevice>> {
-    let mut sums: BTreeMap<(&Subject, u32), blocks::FromDevice> = BTreeMap::new();
-    for ((file, device), sum) in &join.blocks.sums {
-        if let Some(subject) = join.files.get(file) {
-            sums.entry((subject, *device)).or_default().merge(sum);
+    let mut sums: BTreeMap<(&Subject, u32), sums::FromDevice> = BTreeMap::new();
+    for (file, device, sum) in join.blocks.sums.iter() {
+        if let Some(subject) = join.files.get(&file) {
+            sums.entry((subject, device)).or_default().merge(sum);
         }
     }
     let mut all: HashMap<&Subject, Vec<FromDevice>> = HashMap::new();
@@ -394,8 +395,8 @@ fn device(join: &Join, known: Known, ending: &Ending, number: u32, group: &Devic
     });
     // Little's law: requests there at once = their rate x the time that each is there.
     let mean_depth = service.sum_nanos() as f64 / ending.duration_ns.max(1) as f64;
-    let of_device = join.blocks.sums.iter().filter(|((_, device), _)| *device == number);
-    let ahead = of_device.map(|(_, sum)| sum.ahead_bytes).sum();
+    let of_device = join.blocks.sums.iter().filter(|(_, device, _)| *device == number);
+    let ahead = of_device.map(|(.., sum)| sum.ahead_bytes).sum();
     Device {
         dev: device_number(number),
         name: ending.device_names.get(&number).cloned(),
@@ -412,13 +413,22 @@ fn device(join: &Join, known: Known, ending: &Ending, number: u32, group: &Devic
         }),
         requeues: group.requeues,
         depth: Depth { mean: mean_depth, max: group.most_depth },
-        users: Users {
-            server_requests: group.cluster_requests,
-            server_bytes: group.cluster_bytes,
-            readahead_bytes: known.requests.then_some(ahead),
-            other_requests: group.requests - group.cluster_requests.min(group.requests),
-            other_bytes: group.bytes - group.cluster_bytes.min(group.bytes),
-        },
+        users: users(join, known, number, group, ahead),
+    }
+}
+
+/// For whom a device read. What a kernel thread queued, the kernel side counts for others; what of it the server's reads waited for
+/// is known only here.
+fn users(join: &Join, known: Known, number: u32, group: &DeviceGroup, ahead: u64) -> Users {
+    let adopted = join.blocks.sums.adopted(number);
+    let server_requests = (group.cluster_requests + adopted.requests).min(group.requests);
+    let server_bytes = (group.cluster_bytes + adopted.bytes).min(group.bytes);
+    Users {
+        server_requests,
+        server_bytes,
+        readahead_bytes: known.requests.then_some(ahead),
+        other_requests: group.requests - server_requests,
+        other_bytes: group.bytes - server_bytes,
     }
 }
 
