@@ -3,14 +3,12 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
-use pgiotrace_ebpf::{ReadRecord, RequestRecord, kind};
+use pgiotrace_ebpf::{RequestRecord, kind};
 use zerocopy::FromBytes as _;
 
 /// What `pgiotrace stat --raw-records FILE` wrote.
 #[derive(Debug, Default)]
 pub struct RawRecords {
-    /// Reads that ended.
-    pub reads: Vec<ReadRecord>,
     /// Requests that completed, or parts of them.
     pub requests: Vec<RequestRecord>,
 }
@@ -39,7 +37,6 @@ impl RawRecords {
     fn take(&mut self, record: &[u8]) -> Result<()> {
         let (kind, _) = u32::read_from_prefix(record).ok().context("a record has no kind")?;
         match kind {
-            kind::READ => self.reads.push(ReadRecord::read_from_bytes(record).ok().context("no read")?),
             kind::REQUEST => {
                 self.requests.push(RequestRecord::read_from_bytes(record).ok().context("no request")?);
             }

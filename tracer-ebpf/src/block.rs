@@ -18,7 +18,7 @@ use crate::{
         DISK_MAJOR, QUEUE_DISK, REQUEST_BIO, REQUEST_BIOTAIL, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN,
         REQUEST_QUEUE, REQUEST_SECTOR,
     },
-    maps::{CHAINS, DEVICES, RECORDS, REQUESTS},
+    maps::{CHAINS, DEVICES, QUEUED, RECORDS, REQUESTS},
     process,
 };
 
@@ -40,16 +40,32 @@ fn is_read(request: u64) -> bool {
     REQUEST_CMD_FLAGS.read::<u32>(request).is_some_and(|flags| flags & REQ_OP_MASK == REQ_OP_READ)
 }
 
-/// A request is made (Q).
+/// A thread gives a bio to the block layer (Q). From here on it may wait: for a free request above all.
 #[inline(always)]
 pub fn queued(args: &Args) {
+    if BIO_FLAGS.read::<u32>(args.get(0)).is_none_or(|flags| flags & REQ_OP_MASK != REQ_OP_READ) {
+        return;
+    }
+    let (_, tid) = process::current();
+    // SAFETY: a helper without preconditions.
+    let queued_ns = unsafe { bpf_ktime_get_ns() };
+    let _ = QUEUED.insert(tid, queued_ns, 0);
+}
+
+/// A request is made, for the bio that its thread gave to the block layer last, or for a part of it.
+#[inline(always)]
+pub fn started(args: &Args) {
     let address = args.get(0);
     if !is_read(address) {
         return;
     }
-    // SAFETY: a helper without preconditions.
-    let queued_ns = unsafe { bpf_ktime_get_ns() };
     let (submitter_tgid, tid) = process::current();
+    // SAFETY: a helper without preconditions.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let queued_ns = QUEUED.get_ptr(tid).map_or(now_ns, |queued| {
+        // SAFETY: an aligned u64 of a preallocated table, which only this thread changes.
+        unsafe { *queued }
+    });
     let mut request = Request { queued_ns, submitter_tgid, asked_offset: NOT_KNOWN, ..Request::default() };
     match process::of_cluster(submitter_tgid) {
         Some(process) => {
@@ -60,7 +76,10 @@ pub fn queued(args: &Args) {
                 request.read = ReadKey { start_ns: begun.start_ns, tid, reserved: 0 };
                 request.asked_offset = begun.position;
                 request.asked_length = begun.length;
-                request.owner_tgid = begun.owner_tgid;
+                if queued_ns < begun.start_ns {
+                    // Of an earlier bio: on this kernel, nobody tells of this one.
+                    request.queued_ns = now_ns;
+                }
             }
         }
         None if process::is_kernel_thread() => request.flags = request_flags::HELD,
@@ -91,24 +110,31 @@ pub fn issued(args: &Args) {
     let request = unsafe { &mut *request };
     let is_again = request.issued_ns != 0;
     request.issued_ns = issued_ns;
+    if request.done_bytes == 0 {
+        // Only now are its bytes final: until here, others may have been merged into it.
+        describe(address, request);
+    }
+    let Some(group) = device_group(request.device) else { return };
     if is_again {
-        if let Some(group) = device_group(request.device) {
-            add(&raw mut group.requeues, 1);
-        }
+        add(&raw mut group.requeues, 1);
         return;
     }
-    // Only now are its bytes final: until here, others may have been merged into it.
+    add(&raw mut group.depth, 1);
+    let depth = &raw const group.depth;
+    // SAFETY: an aligned u64 of a map value.
+    raise(&raw mut group.most_depth, unsafe { depth.read_volatile() });
+}
+
+/// Says what a request is for.
+#[inline(always)]
+fn describe(address: u64, request: &mut Request) {
     request.sector = REQUEST_SECTOR.read(address).unwrap_or(0);
     request.device = device_of(address).unwrap_or(0);
-    request.chain = chain_of(address);
+    if request.chain == 0 {
+        request.chain = chain_of(address);
+    }
     if name_file(address, request).is_none() && is_of_no_known_read(request) {
         let _ = name_direct_read(address, request);
-    }
-    if let Some(group) = device_group(request.device) {
-        add(&raw mut group.depth, 1);
-        let depth = &raw const group.depth;
-        // SAFETY: an aligned u64 of a map value.
-        raise(&raw mut group.most_depth, unsafe { depth.read_volatile() });
     }
 }
 
@@ -120,7 +146,7 @@ fn name_file(address: u64, request: &mut Request) -> Option<()> {
     let last: u64 = REQUEST_BIOTAIL.read(address)?;
     let place = files::place_of(first)?;
     // The device's own pages hold the file system's metadata.
-    if !files::is_on_disk(place.inode)? {
+    if !files::is_regular(place.inode)? || !files::is_on_device(place.inode)? {
         return None;
     }
     request.file = files::id_of(place.inode)?;
@@ -136,6 +162,7 @@ fn name_file(address: u64, request: &mut Request) -> Option<()> {
     if !follows {
         request.file_bytes = BIO_SIZE.read(first)?;
         request.flags |= request_flags::MIXED;
+        count(Counter::Mixed);
     }
     Some(())
 }
@@ -182,8 +209,10 @@ fn chain(front: u64) -> Option<()> {
         // SAFETY: a helper without preconditions.
         _ => Chain { id: unsafe { bpf_ktime_get_ns() }, sector, end_sector },
     };
-    CHAINS.insert(front, chain, 0).ok()?;
-    CHAINS.insert(rest, chain, 0).ok()
+    if CHAINS.insert(front, chain, 0).is_err() || CHAINS.insert(rest, chain, 0).is_err() {
+        count(Counter::ChainsFull);
+    }
+    Some(())
 }
 
 /// The split bio that a request is a part of; 0: of none. A part may have been merged with others.
@@ -278,8 +307,7 @@ pub fn completed(args: &Args) {
     let left = REQUEST_DATA_LEN.read::<u32>(address).map_or(0, u64::from);
     let is_last = part >= left;
     if request.issued_ns != 0 {
-        let has_failed = args.get(1) & 0xff != 0;
-        tell(request, done_ns, part as u32, !is_last, has_failed);
+        tell(request, done_ns, part as u32, !is_last);
         request.done_bytes += part;
         if is_last {
             add_to_device(request, done_ns);
@@ -292,7 +320,7 @@ pub fn completed(args: &Args) {
 
 /// Tells userspace of a completed part, if a read of the cluster may have waited for it.
 #[inline(always)]
-fn tell(request: &Request, done_ns: u64, bytes: u32, is_part: bool, has_failed: bool) {
+fn tell(request: &Request, done_ns: u64, bytes: u32, is_part: bool) {
     if request.flags & request_flags::CLUSTER == 0 {
         if request.file.inode == 0 {
             return;
@@ -307,9 +335,7 @@ fn tell(request: &Request, done_ns: u64, bytes: u32, is_part: bool, has_failed: 
         count(Counter::RequestRecordLost);
         return;
     };
-    let part = if is_part { request_flags::PART } else { 0 };
-    let failed = if has_failed { request_flags::FAILED } else { 0 };
-    let flags = request.flags | part | failed;
+    let flags = request.flags | if is_part { request_flags::PART } else { 0 };
     let request = Request { flags, ..*request };
     entry.write(RequestRecord { kind: kind::REQUEST, bytes, done_ns, start: request.done_bytes, request });
     entry.submit(0);
@@ -324,6 +350,10 @@ fn add_to_device(request: &Request, done_ns: u64) {
     if request.flags & request_flags::CLUSTER != 0 {
         add(&raw mut group.cluster_requests, 1);
         add(&raw mut group.cluster_bytes, request.done_bytes);
+    }
+    if request.flags & request_flags::HELD != 0 {
+        add(&raw mut group.held_requests, 1);
+        add(&raw mut group.held_bytes, request.done_bytes);
     }
     if request.queued_ns != 0 {
         add_latency(&mut group.queue, request.issued_ns.saturating_sub(request.queued_ns));

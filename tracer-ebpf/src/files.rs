@@ -7,7 +7,7 @@ use crate::kernel::{
     self, BIO_DONE, BIO_INDEX, BIO_PRIVATE, BIO_VECTOR, DIO_IOCB, DIO_SIZE, FDTABLE_FD, FDTABLE_MAX_FDS,
     FILE_FLAGS, FILE_INODE, FILE_POSITION, FILES_FDT, FOLIO_INDEX, FOLIO_MAPPING, INODE_GENERATION,
     INODE_INO, INODE_MODE, INODE_SB, INODE_SIZE, IOCB_FILE, IOCB_POSITION, MAPPING_HOST, PAGE_BYTES,
-    PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_DEV, SB_MAGIC, TASK_FILES, VECTOR_OFFSET, VECTOR_PAGE,
+    PAGE_COMPOUND_HEAD, PAGE_STRUCT_BYTES, SB_BDEV, SB_DEV, SB_MAGIC, TASK_FILES, VECTOR_OFFSET, VECTOR_PAGE,
 };
 
 /// `S_IFMT` and `S_IFREG` (`include/uapi/linux/stat.h`).
@@ -18,8 +18,8 @@ const S_IFREG: u16 = 0o100_000;
 const O_DIRECT: u32 = 0o40_000;
 #[cfg(bpf_target_arch = "aarch64")]
 const O_DIRECT: u32 = 0o200_000;
-/// `TMPFS_MAGIC` (`include/uapi/linux/magic.h`).
-const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// `BTRFS_SUPER_MAGIC` (`include/uapi/linux/magic.h`): a file system on block devices that names none as its own.
+const BTRFS_SUPER_MAGIC: u64 = 0x9123_683e;
 /// Bytes of a `struct bio_vec` (`include/linux/bvec.h`): a pointer and two u32.
 const VECTOR_BYTES: u64 = 16;
 /// Set in `page.compound_head` of a page that is not a folio's first (`include/linux/page-flags.h`).
@@ -64,6 +64,9 @@ pub fn describe(begun: &mut Begun) -> Option<bool> {
     if FILE_FLAGS.read::<u32>(file)? & O_DIRECT != 0 {
         begun.flags |= flags::DIRECT;
     }
+    if !is_on_device(inode)? {
+        begun.flags |= flags::NO_DEVICE;
+    }
     Some(true)
 }
 
@@ -73,11 +76,12 @@ pub fn is_regular(inode: u64) -> Option<bool> {
     Some(INODE_MODE.read::<u16>(inode)? & S_IFMT == S_IFREG)
 }
 
-/// Whether an inode is of a file that a block device can hold. Shared memory is none, and shared buffers are where direct
-/// reads of PostgreSQL go to.
+/// Whether an inode's file system is on a block device. Shared memory is not (tmpfs, hugetlbfs), and shared buffers are where
+/// direct reads of PostgreSQL go to.
 #[inline(always)]
-pub fn is_on_disk(inode: u64) -> Option<bool> {
-    Some(is_regular(inode)? && SB_MAGIC.read::<u64>(INODE_SB.read(inode)?)? != TMPFS_MAGIC)
+pub fn is_on_device(inode: u64) -> Option<bool> {
+    let super_block: u64 = INODE_SB.read(inode)?;
+    Some(SB_BDEV.read::<u64>(super_block)? != 0 || SB_MAGIC.read::<u64>(super_block)? == BTRFS_SUPER_MAGIC)
 }
 
 /// The file of an inode.
@@ -127,6 +131,8 @@ pub fn direct_read_of(bio: u64) -> Option<Place> {
 fn read_of_dio(dio: u64) -> Option<Place> {
     let iocb: u64 = DIO_IOCB.read(dio)?;
     let inode: u64 = FILE_INODE.read(IOCB_FILE.read(iocb)?)?;
-    let fits = is_on_disk(inode)? && INODE_SIZE.read::<u64>(inode)? == DIO_SIZE.read::<u64>(dio)?;
+    let fits = is_regular(inode)?
+        && is_on_device(inode)?
+        && INODE_SIZE.read::<u64>(inode)? == DIO_SIZE.read::<u64>(dio)?;
     fits.then_some(Place { inode, offset: IOCB_POSITION.read(iocb)? })
 }

@@ -24,6 +24,8 @@ pub mod maps {
     pub const IO_URING_READS: &str = "IO_URING_READS";
     /// `request` address → [`super::Request`]: requests inside the block layer.
     pub const REQUESTS: &str = "REQUESTS";
+    /// Thread → when it last gave a bio to the block layer, `CLOCK_MONOTONIC` nanoseconds.
+    pub const QUEUED: &str = "QUEUED";
     /// `bio` address → [`super::Chain`]: the parts of what was too long for one request.
     pub const CHAINS: &str = "CHAINS";
     /// [`super::GroupKey`] → [`super::Group`]: counts and latencies per owner, executor and method.
@@ -44,7 +46,7 @@ pub mod globals {
     pub const ABSENT: u32 = u32::MAX;
 
     /// (global in the kernel object, structure, path of members) of every offset that the kernel side needs.
-    pub const OFFSETS: [(&str, &str, &str); 48] = [
+    pub const OFFSETS: [(&str, &str, &str); 49] = [
         ("TASK_TGID", "task_struct", "tgid"),
         ("TASK_FILES", "task_struct", "files"),
         ("FILES_FDT", "files_struct", "fdt"),
@@ -58,6 +60,7 @@ pub mod globals {
         ("INODE_SIZE", "inode", "i_size"),
         ("SB_DEV", "super_block", "s_dev"),
         ("SB_MAGIC", "super_block", "s_magic"),
+        ("SB_BDEV", "super_block", "s_bdev"),
         ("KIOCB_OPCODE", "io_kiocb", "opcode"),
         ("KIOCB_USER_DATA", "io_kiocb", "cqe.user_data"),
         ("KIOCB_FD", "io_kiocb", "cqe.fd"),
@@ -295,6 +298,9 @@ pub mod flags {
     pub const PUNTED: u32 = 8;
     /// The file is open for direct I/O.
     pub const DIRECT: u32 = 16;
+    /// The file's own file system is on no block device: overlayfs, a network file system, FUSE. Which requests its reads wait for
+    /// cannot be told.
+    pub const NO_DEVICE: u32 = 32;
 }
 
 /// Bits of [`RequestRecord::flags`].
@@ -307,10 +313,8 @@ pub mod request_flags {
     pub const MIXED: u32 = 4;
     /// More parts of the same request follow.
     pub const PART: u32 = 8;
-    /// It failed.
-    pub const FAILED: u32 = 16;
     /// It is for a direct read of the file that is named, which began at the offset that is named.
-    pub const DIRECT: u32 = 32;
+    pub const DIRECT: u32 = 16;
 }
 
 /// Kind of a record in the ring: the first four bytes of each.
@@ -448,7 +452,7 @@ pub struct Chain {
 )]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Queued, `CLOCK_MONOTONIC` nanoseconds; 0: not seen.
+    /// Queued (given to the block layer), `CLOCK_MONOTONIC` nanoseconds; 0: not seen.
     pub queued_ns: u64,
     /// Issued to the driver; 0: not yet.
     pub issued_ns: u64,
@@ -476,10 +480,6 @@ pub struct Request {
     pub submitter_tgid: u32,
     /// Bits of [`request_flags`].
     pub flags: u32,
-    /// TGID of the owner of that read; 0 when not known.
-    pub owner_tgid: u32,
-    /// Explicit padding.
-    pub reserved: u32,
 }
 
 /// A read request that a device has completed, or a part of one.
@@ -565,6 +565,10 @@ pub struct DeviceGroup {
     pub cluster_requests: u64,
     /// Their bytes.
     pub cluster_bytes: u64,
+    /// Of the requests: those that kernel threads queued, for whom is not known here.
+    pub held_requests: u64,
+    /// Their bytes.
+    pub held_bytes: u64,
     /// How often a request was issued again, because the driver had given it back.
     pub requeues: u64,
     /// Requests that are issued and not completed.
@@ -586,6 +590,8 @@ impl DeviceGroup {
         bytes: 0,
         cluster_requests: 0,
         cluster_bytes: 0,
+        held_requests: 0,
+        held_bytes: 0,
         requeues: 0,
         depth: 0,
         most_depth: 0,
@@ -631,10 +637,14 @@ pub enum Counter {
     WaitRecordLost = 14,
     /// Traps into the probes of `--pg-probes`.
     ProbeTraps = 15,
+    /// Requests of several files, or of several places in one, of which only the first is known.
+    Mixed = 16,
+    /// Parts of split bios that their table had no room for.
+    ChainsFull = 17,
 }
 
 /// Number of counters.
-pub const COUNTER_COUNT: u32 = 16;
+pub const COUNTER_COUNT: u32 = 18;
 
 const _: () = {
     assert!(size_of::<Cluster>() == 48);
@@ -648,11 +658,11 @@ const _: () = {
     assert!(size_of::<ProcessRecord>() == 16);
     assert!(size_of::<GroupKey>() == 12);
     assert!(size_of::<Chain>() == 24);
-    assert!(size_of::<Request>() == 120);
-    assert!(size_of::<RequestRecord>() == 144);
+    assert!(size_of::<Request>() == 112);
+    assert!(size_of::<RequestRecord>() == 136);
     assert!(size_of::<MergeRecord>() == 40);
     assert!(size_of::<WaitRecord>() == 40);
     assert!(size_of::<Histogram>() == 16 + 4 * BUCKETS);
     assert!(size_of::<Group>() == 32 + size_of::<Histogram>());
-    assert!(size_of::<DeviceGroup>() == 56 + 3 * size_of::<Histogram>());
+    assert!(size_of::<DeviceGroup>() == 72 + 3 * size_of::<Histogram>());
 };

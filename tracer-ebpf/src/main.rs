@@ -76,8 +76,10 @@ programs! {
     io_uring_done_cqe, io_uring_done_cqe_raw => io_uring::complete_cqe;
     /// Before that: `io_uring_complete(void *ctx, void *req, u64 user_data, int res, unsigned cflags, …)`.
     io_uring_done_res, io_uring_done_res_raw => io_uring::complete_res;
-    /// `block_io_start(struct request *rq)`; before 6.5 `block_getrq(struct bio *bio)` has no request.
+    /// `block_bio_queue(struct bio *bio)`.
     block_queue, block_queue_raw => block::queued;
+    /// `block_io_start(struct request *rq)`; before 6.5 `block_getrq(struct bio *bio)` has no request.
+    block_start, block_start_raw => block::started;
     /// `block_rq_issue(struct request *rq)`.
     block_issue, block_issue_raw => block::issued;
     /// `block_rq_complete(struct request *rq, blk_status_t error, unsigned int nr_bytes)`.

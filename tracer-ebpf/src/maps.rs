@@ -20,6 +20,9 @@ pub static SYSCALL_READS: HashMap<u32, Begun> = HashMap::with_max_entries(1024, 
 pub static IO_URING_READS: HashMap<u64, Begun> = HashMap::with_max_entries(8192, 0);
 #[map]
 pub static REQUESTS: HashMap<u64, Request> = HashMap::with_max_entries(16384, 0);
+/// Threads come and go: of those that are gone, the least recently used is overwritten.
+#[map]
+pub static QUEUED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(8192, 0);
 /// Entries are removed with their requests; of what is left behind otherwise, the least recently used goes.
 #[map]
 pub static CHAINS: LruHashMap<u64, Chain> = LruHashMap::with_max_entries(16384, 0);

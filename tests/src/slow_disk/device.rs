@@ -19,6 +19,12 @@ use crate::tool::{find_program, run};
 /// in part; half of it is never split, so each request of the loop device's is one of FUSE's.
 const MAX_REQUEST_KIB: u32 = 512;
 
+/// How many requests the device has at once: the kernel's own default (`BLKDEV_DEFAULT_RQ`, `include/linux/blkdev.h`).
+const MAX_REQUESTS: &str = "128";
+
+/// So much that a scan's reads are several requests at once.
+const READ_AHEAD_KIB: &str = "8192";
+
 /// What the disk is formatted with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileSystem {
@@ -68,15 +74,18 @@ impl LoopDevice {
         let node = PathBuf::from(run(&mut losetup).context("cannot attach a loop device")?);
         let info = stat(&node).with_context(|| format!("cannot look at {}", node.display()))?;
         let device = Self { number: (major(info.st_rdev), minor(info.st_rdev)), node };
-        device.limit_requests()?;
+        // The kernel keeps what an earlier user of the device has set.
+        device.limit("max_sectors_kb", &MAX_REQUEST_KIB.to_string())?;
+        device.limit("nr_requests", MAX_REQUESTS)?;
+        device.limit("read_ahead_kb", READ_AHEAD_KIB)?;
         Ok(device)
     }
 
-    fn limit_requests(&self) -> Result<()> {
-        let name = self.node.file_name().unwrap_or_default();
-        let file = Path::new("/sys/block").join(name).join("queue/max_sectors_kb");
-        fs::write(&file, MAX_REQUEST_KIB.to_string())
-            .with_context(|| format!("cannot limit the length of requests in {}", file.display()))
+    /// Sets one of the limits of the device's queue.
+    pub(super) fn limit(&self, name: &str, value: &str) -> Result<()> {
+        let device = self.node.file_name().unwrap_or_default();
+        let file = Path::new("/sys/block").join(device).join("queue").join(name);
+        fs::write(&file, value).with_context(|| format!("cannot write {value} to {}", file.display()))
     }
 
     pub(super) fn format(&self, file_system: FileSystem) -> Result<()> {

@@ -184,6 +184,15 @@ impl SlowDisk {
         wait_until("the slow disk has no request", || fs::read_to_string(&file).is_ok_and(is_idle))
     }
 
+    /// Limits how many requests the device has at once ("128" unless set); the others wait in the block layer.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses.
+    pub fn limit_requests(&self, requests: &str) -> Result<()> {
+        self.loop_device().limit("nr_requests", requests)
+    }
+
     /// Major and minor number of the loop device.
     ///
     /// # Panics

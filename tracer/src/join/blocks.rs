@@ -37,7 +37,7 @@ struct Remembered {
 /// The requests of a trace.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// By file and offset: the newest that brought those pages.
+    /// By file and offset: the newest that brought those pages. They do not overlap.
     by_file: HashMap<FileId, BTreeMap<u64, Part>>,
     /// By the read in whose course they were.
     by_read: HashMap<ReadKey, Vec<Part>>,
@@ -47,9 +47,8 @@ pub(super) struct Blocks {
     by_chain: HashMap<u64, Vec<Waited>>,
     /// Oldest first: what is in the four above.
     order: VecDeque<Remembered>,
-    merges: VecDeque<MergeRecord>,
-    /// The longest request so far, bytes.
-    longest: u64,
+    /// Merges whose requests have not completed.
+    merges: Vec<MergeRecord>,
     /// Requests whose times contradict each other.
     pub impossible: u64,
     /// For whom devices read.
@@ -62,20 +61,35 @@ impl Blocks {
         let part = Part::of(record);
         self.sums.add(&part);
         self.impossible += u64::from(!part.waited.is_possible());
-        self.longest = self.longest.max(part.range.1 - part.range.0);
-        if part.read.start_ns != 0 {
-            self.by_read.entry(part.read).or_default().push(part);
-        }
-        let merged = self.merges.iter().filter(|merge| part.takes(merge)).map(|merge| merge.read);
-        for read in merged.collect::<Vec<_>>() {
-            self.by_read.entry(read).or_default().push(part);
+        self.remember(&part);
+        for read in self.merged_into(&part) {
+            self.by_read.entry(read).or_default().push(part.clone());
             self.order.push_back(Remembered { read, ..Remembered::default() });
         }
+        self.forget_oldest();
+    }
+
+    /// The reads that had something merged into a request.
+    fn merged_into(&mut self, part: &Part) -> Vec<ReadKey> {
+        let its = self.merges.extract_if(.., |merge| part.takes(merge));
+        its.map(|merge| merge.read).collect()
+    }
+
+    fn remember(&mut self, part: &Part) {
+        if part.read.start_ns != 0 {
+            self.by_read.entry(part.read).or_default().push(part.clone());
+        }
         if part.is_of_file() {
-            self.by_file.entry(part.file).or_default().insert(part.range.0, part);
+            let parts = self.by_file.entry(part.file).or_default();
+            // Whoever reads those pages now, has them from here.
+            let replaced: Vec<u64> = parts_in(parts, part.range).map(|old| old.range.0).collect();
+            for start in replaced {
+                parts.remove(&start);
+            }
+            parts.insert(part.range.0, part.clone());
         }
         if part.is_direct {
-            self.direct.entry((part.file, part.range.0)).or_default().push(part);
+            self.direct.entry((part.file, part.range.0)).or_default().push(part.clone());
         }
         if part.chain != 0 {
             self.by_chain.entry(part.chain).or_default().push(part.waited);
@@ -87,119 +101,116 @@ impl Blocks {
             offset: part.range.0,
             done_ns: part.waited.done_ns,
         });
-        self.forget_oldest();
     }
 
     /// Takes in that something of a read was merged into a request.
     pub fn add_merge(&mut self, merge: MergeRecord) {
-        self.merges.push_back(merge);
-        if self.merges.len() > MOST_MERGES {
-            self.merges.pop_front();
+        if self.merges.len() >= MOST_MERGES {
+            // Of requests whose completion was never told: the oldest half goes at once.
+            self.merges.drain(..MOST_MERGES / 2);
         }
+        self.merges.push(merge);
     }
 
     /// Where the time of a read went that has just ended.
     pub fn settle(&mut self, read: &ReadRecord) -> Timing {
         let begun = &read.begun;
-        let key = ReadKey { start_ns: begun.start_ns, tid: thread_of(read), reserved: 0 };
-        let own = self.by_read.remove(&key).unwrap_or_default();
         let start_ns = if begun.staged_ns == 0 { begun.start_ns } else { begun.staged_ns };
-        let unknown = Timing { start_ns, end_ns: read.end_ns, ..Timing::default() };
-        let Some(range) = range_of(read) else { return unknown };
-        let is_direct = begun.flags & flags::DIRECT != 0;
-
-        let mut waited: Vec<Waited> = own
-            .iter()
-            .filter(|part| part.file != begun.file || !part.is_of_file())
-            .map(|part| part.waited)
-            .collect();
-        for part in own.iter().filter(|part| part.read == key && !part.is_of_file()) {
-            self.sums.credit(part, begun.file);
+        let mut timing = Timing { start_ns, end_ns: read.end_ns, ..Timing::default() };
+        let own = self.by_read.remove(&key_of(read)).unwrap_or_default();
+        let Some(range) = range_of(read).filter(|_| begun.flags & flags::NO_DEVICE == 0) else {
+            return timing;
+        };
+        let found = if begun.flags & flags::DIRECT == 0 {
+            self.buffered(read, range, &own)
+        } else {
+            self.direct(read, &own)
+        };
+        if let Some(found) = found {
+            timing.stages = stages::of(read, &found.waited);
+            // What brought no bytes came from nowhere.
+            timing.source = (read.result > 0).then_some(found.source);
+            timing.is_readahead_hit = found.is_readahead_hit && found.source == Source::Cache;
         }
+        timing
+    }
+
+    /// What a read through the page cache waited for: what brings its pages, whoever queued it, and metadata.
+    fn buffered(&mut self, read: &ReadRecord, range: (u64, u64), own: &[Part]) -> Option<Found> {
+        let begun = &read.begun;
+        let is_metadata = |part: &&Part| part.file != begun.file || !part.is_of_file();
+        let mut waited: Vec<Waited> = own.iter().filter(is_metadata).map(|part| part.waited).collect();
+        self.credit(read, own);
         let mut brought = Intervals::default();
         let mut is_readahead_hit = false;
-        if is_direct {
-            waited.extend(self.claim_direct(read));
-        } else {
-            for part in self.parts_in(begun.file, range) {
-                let common = overlap(part.range, range);
-                if part.waited.first_ns() >= read.end_ns {
-                    // Began after the read had ended.
-                } else if self.chain_done_ns(part) > begun.start_ns {
-                    waited.push(part.waited);
-                    waited.extend(self.by_chain.get(&part.chain).into_iter().flatten());
-                    brought.add(common.0, common.1);
-                } else if overlap(part.asked, range) != common {
-                    is_readahead_hit = true;
-                }
+        let parts = self.by_file.get_mut(&begun.file).into_iter().flat_map(|parts| parts_in(parts, range));
+        for part in parts {
+            let common = overlap(part.range, range);
+            let newly = part.asked.add(common.0, common.1).length();
+            if part.waited.first_ns() >= read.end_ns {
+                // Began after the read had ended.
+                continue;
             }
-            self.claim(read, range);
+            let chained = self.by_chain.get(&part.chain).map(Vec::as_slice).unwrap_or_default();
+            let done_ns = chained.iter().map(|waited| waited.done_ns).fold(part.waited.done_ns, u64::max);
+            if done_ns <= begun.start_ns {
+                is_readahead_hit |= newly > 0;
+                continue;
+            }
+            let is_held = self.sums.adopt(part) || part.wanted_by == WantedBy::Adopted;
+            if is_held || part.read == key_of(read) || part.wanted_by == WantedBy::RingOf(begun.caller_tgid) {
+                self.sums.ask(part, newly);
+            }
+            waited.push(part.waited);
+            waited.extend_from_slice(chained);
+            brought.add(common.0, common.1);
         }
-        let source = if is_direct {
-            Source::Device
-        } else if waited.is_empty() {
+        let source = if waited.is_empty() {
             Source::Cache
         } else if brought.length() == range.1 - range.0 {
             Source::Device
         } else {
             Source::Mixed
         };
-        let is_readahead_hit = is_readahead_hit && source == Source::Cache;
-        // What brought no bytes came from nowhere.
-        let source = (read.result > 0).then_some(source);
-        if is_direct && waited.is_empty() {
-            // It waited, but for which requests is not known.
-            return Timing { source, ..unknown };
-        }
-        Timing { stages: stages::of(read, &waited), source, is_readahead_hit, ..unknown }
+        Some(Found { waited, source, is_readahead_hit })
     }
 
-    /// Requests of which it was not known who wanted them, and that this read had: those that its ring's threads queued while it
-    /// lasted, and those that the block layer had held back, even if they were there before it.
-    fn claim(&mut self, read: &ReadRecord, range: (u64, u64)) {
-        let begun = &read.begun;
-        let from = range.0.saturating_sub(self.longest);
-        let Some(parts) = self.by_file.get_mut(&begun.file) else { return };
-        for (_, part) in parts.range_mut(from..range.1) {
-            let is_its = match part.wanted_by {
-                WantedBy::RingOf(tgid) => {
-                    tgid == begun.caller_tgid
-                        && begun.flags & flags::PUNTED != 0
-                        && part.waited.done_ns > begun.start_ns
-                }
-                WantedBy::NotKnown => true,
-                WantedBy::Server | WantedBy::Others => false,
-            };
-            if is_its && part.range.1 > range.0 {
-                self.sums.claim(part, range);
-            }
+    /// What a direct read waited for: what was queued in its course, and what names it. `None` where that is not all.
+    fn direct(&mut self, read: &ReadRecord, own: &[Part]) -> Option<Found> {
+        self.credit(read, own);
+        let mut waited: Vec<Waited> = own.iter().map(|part| part.waited).collect();
+        let mut bytes: u64 = own.iter().map(|part| part.bytes).sum();
+        for part in self.claim_direct(read) {
+            bytes += part.bytes;
+            waited.push(part.waited);
+        }
+        let is_all = bytes >= u64::try_from(read.result).unwrap_or(0);
+        (is_all && !waited.is_empty()).then_some(Found {
+            waited,
+            source: Source::Device,
+            is_readahead_hit: false,
+        })
+    }
+
+    /// Counts what brought no page of a file for the file of the read in whose course it was.
+    fn credit(&mut self, read: &ReadRecord, own: &[Part]) {
+        let key = key_of(read);
+        for part in own.iter().filter(|part| part.read == key && !part.is_of_file()) {
+            self.sums.credit(part, read.begun.file);
         }
     }
 
-    /// Requests for a direct read that were queued in no read's course.
-    fn claim_direct(&mut self, read: &ReadRecord) -> Vec<Waited> {
+    /// Requests that name this direct read.
+    fn claim_direct(&mut self, read: &ReadRecord) -> Vec<Part> {
         let begun = &read.begun;
         let parts = self.direct.get_mut(&(begun.file, begun.position)).into_iter().flatten();
         let its =
             parts.filter(|part| part.waited.first_ns() < read.end_ns && part.waited.done_ns > begun.start_ns);
         its.map(|part| {
             self.sums.claim_direct(part);
-            part.waited
+            part.clone()
         })
         .collect()
-    }
-
-    /// When a part's pages could be read: with the last part of what it was split from.
-    fn chain_done_ns(&self, part: &Part) -> u64 {
-        let others = self.by_chain.get(&part.chain).into_iter().flatten();
-        others.map(|waited| waited.done_ns).fold(part.waited.done_ns, u64::max)
-    }
-
-    /// Requests that brought pages of a range of a file.
-    fn parts_in(&self, file: FileId, range: (u64, u64)) -> impl Iterator<Item = &Part> {
-        let from = range.0.saturating_sub(self.longest);
-        let parts = self.by_file.get(&file).into_iter().flat_map(move |parts| parts.range(from..range.1));
-        parts.map(|(_, part)| part).filter(move |part| part.range.1 > range.0)
     }
 
     fn forget_oldest(&mut self) {
@@ -222,9 +233,25 @@ impl Blocks {
     }
 }
 
-/// The thread that began a read: the one in whose course its requests are.
-fn thread_of(read: &ReadRecord) -> u32 {
-    if read.begun.flags & flags::IO_URING == 0 { read.executor_tid } else { read.begun.caller_tgid }
+/// What a read waited for.
+struct Found {
+    waited: Vec<Waited>,
+    source: Source,
+    /// Whether it had pages that were read ahead, and that no read had asked for before.
+    is_readahead_hit: bool,
+}
+
+/// By what a read's requests name it: the thread that began it, and when.
+fn key_of(read: &ReadRecord) -> ReadKey {
+    let is_call = read.begun.flags & flags::IO_URING == 0;
+    let tid = if is_call { read.executor_tid } else { read.begun.caller_tgid };
+    ReadKey { start_ns: read.begun.start_ns, tid, reserved: 0 }
+}
+
+/// Of parts that do not overlap each other, by their start: those that bring something of a range.
+fn parts_in(parts: &mut BTreeMap<u64, Part>, range: (u64, u64)) -> impl Iterator<Item = &mut Part> {
+    let until_end = parts.range_mut(..range.1.max(range.0)).rev().map(|(_, part)| part);
+    until_end.take_while(move |part| part.range.1 > range.0)
 }
 
 /// Where in its file a read was, up to where it got; one that failed, where it wanted to. `None` when that is not known.
@@ -274,7 +301,7 @@ mod tests {
     }
 
     fn key(read: &ReadRecord) -> ReadKey {
-        ReadKey { start_ns: read.begun.start_ns, tid: thread_of(read), reserved: 0 }
+        ReadKey { start_ns: read.begun.start_ns, tid: key_of(read).tid, reserved: 0 }
     }
 
     /// A request for a range of the table.
@@ -442,11 +469,7 @@ mod tests {
         assert_eq!(sums_of(&blocks, TABLE), counted);
         assert_eq!(sums_of(&blocks, FileId::default()), FromDevice::default());
         let timing = blocks.settle(&lone);
-        assert_eq!(
-            (timing.source, stage(&timing, Stage::Device)),
-            (Some(Source::Device), None),
-            "not measured"
-        );
+        assert_eq!((timing.source, stage(&timing, Stage::Device)), (None, None), "not measured");
     }
 
     const MIB: u64 = KIB * KIB;
@@ -526,6 +549,58 @@ mod tests {
         blocks.add(&request_of(&failed, (0, 8192), [210, 250, 800]));
         let timing = blocks.settle(&failed);
         assert_eq!((timing.source, stage(&timing, Stage::Device)), (None, Some(550)));
+    }
+
+    #[test]
+    fn what_readahead_brought_is_a_hit_for_the_first_who_reads_it() {
+        let mut blocks = Blocks::default();
+        let first = read(5, 0, (100, 900));
+        blocks.add(&request_of(&first, (0, 128 * KIB), [110, 150, 800]));
+        blocks.settle(&first);
+        let hits = [0, 8 * KIB, 8 * KIB].map(|offset| blocks.settle(&read(6, offset, (1_000, 1_100))));
+        assert_eq!(hits.map(|timing| timing.is_readahead_hit), [false, true, false]);
+    }
+
+    #[test]
+    fn the_newest_request_tells_where_pages_are_from() {
+        let mut blocks = Blocks::default();
+        let first = read(5, 0, (100, 900));
+        blocks.add(&request_of(&first, (0, 128 * KIB), [110, 150, 800]));
+        // Evicted, and read again for itself.
+        let again = read(6, 8 * KIB, (1_000, 2_000));
+        blocks.add(&request_of(&again, (8 * KIB, 16 * KIB), [1_010, 1_020, 1_900]));
+        blocks.settle(&again);
+        assert!(!blocks.settle(&read(7, 8 * KIB, (3_000, 3_010))).is_readahead_hit);
+    }
+
+    #[test]
+    fn a_read_without_a_known_length_has_asked_for_what_it_got() {
+        let mut blocks = Blocks::default();
+        let mut vectored = read(5, 0, (100, 900));
+        vectored.begun.length = 0;
+        blocks.add(&request_of(&vectored, (0, 32 * KIB), [110, 150, 800]));
+        blocks.settle(&vectored);
+        let sums = sums_of(&blocks, TABLE);
+        assert_eq!((sums.asked_bytes, sums.ahead_bytes), (8 * KIB, 24 * KIB));
+    }
+
+    #[test]
+    fn of_a_file_system_without_a_device_nothing_is_told() {
+        let mut blocks = Blocks::default();
+        let mut remote = read(5, 0, (100, 900));
+        remote.begun.flags |= flags::NO_DEVICE;
+        let timing = blocks.settle(&remote);
+        assert_eq!((timing.source, timing.stages.sum_ns(), timing.latency_ns()), (None, 0, 800));
+    }
+
+    #[test]
+    fn a_direct_read_of_which_a_part_is_missing_has_no_stages() {
+        let mut blocks = Blocks::default();
+        let mut read = read(5, 0, (100, 900));
+        read.begun.flags |= flags::DIRECT;
+        blocks.add(&of_no_file(request_of(&read, (0, 4 * KIB), [110, 150, 300])));
+        let timing = blocks.settle(&read);
+        assert_eq!((timing.source, timing.stages.sum_ns()), (None, 0));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(super) struct Exposure {
     exposed_ns: u64,
     reading_ns: u64,
     pg_queue_at_least: LatencyHistogram,
-    wakeup_at_most: LatencyHistogram,
+    owner_wakeup_at_most: LatencyHistogram,
 }
 
 impl Exposure {
@@ -34,9 +34,10 @@ impl Exposure {
         }
         ExposureTotals {
             exposed_ns: self.exposed_ns,
-            hidden_ns: self.reading_ns - self.exposed_ns,
+            // Both forget their oldest intervals, each by itself.
+            hidden_ns: self.reading_ns.saturating_sub(self.exposed_ns),
             pg_queue_at_least: self.pg_queue_at_least,
-            wakeup_at_most: self.wakeup_at_most,
+            owner_wakeup_at_most: self.owner_wakeup_at_most,
         }
     }
 
@@ -62,7 +63,7 @@ impl Exposure {
         let (start, end) = (io.timing.start_ns, io.timing.end_ns);
         if io.method == Method::Sync {
             // Inside its own system call, the owner waits.
-            self.add_wait(start, end);
+            self.add_wait(io.timing.execution_start_ns(), end);
         } else {
             let execution_ns = io.timing.execution_start_ns();
             let mut read = Unawaited {
@@ -92,7 +93,7 @@ impl Exposure {
             let since = (start..end).contains(&read.execution_ns).then_some(start);
             self.bound_queue(&mut read, since);
             if read.end_ns >= start {
-                self.wakeup_at_most.record(end - read.end_ns);
+                self.owner_wakeup_at_most.record(end - read.end_ns);
             }
         }
     }
@@ -216,7 +217,7 @@ mod tests {
     fn a_read_that_begins_while_its_owner_is_blocked_had_been_in_the_queue() {
         let exposure = exposure(&[(Method::Worker, 250, 300), (Method::Worker, 100, 310)], &[(180, 320)]);
         assert_eq!(exposure.pg_queue_at_least.dist().map(|dist| (dist.count, dist.max)), Some((1, 0.07)));
-        assert_eq!(exposure.wakeup_at_most.dist().map(|dist| (dist.count, dist.max)), Some((2, 0.02)));
+        assert_eq!(exposure.owner_wakeup_at_most.dist().map(|dist| (dist.count, dist.max)), Some((2, 0.02)));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use pgiotrace_ebpf::{FileId, MergeRecord, NOT_KNOWN, ReadKey, Request, RequestRecord, request_flags};
 
 use super::stages::Waited;
+use crate::model::intervals::Intervals;
 
 /// Bytes of a sector (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
 pub(super) const SECTOR_BYTES: u64 = 512;
 
 /// A completed request, or a part of one.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Part {
     pub waited: Waited,
     pub device: u32,
@@ -20,8 +21,8 @@ pub(super) struct Part {
     pub file: FileId,
     /// Offsets in that file: start and end of what it brought.
     pub range: (u64, u64),
-    /// What of it was asked for, as offsets in the file; empty when that is not known.
-    pub asked: (u64, u64),
+    /// What of it reads have asked for so far, as offsets in the file.
+    pub asked: Intervals,
     /// The split bio that it is a part of; 0: of none.
     pub chain: u64,
     /// Whether no more parts of the same request follow.
@@ -35,9 +36,11 @@ pub(super) struct Part {
 /// For whom a request was queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WantedBy {
-    /// For the read in whose course it was, or by a process of the server in no read's course.
+    /// For the read in whose course it was.
     Server,
-    /// By a thread of io_uring of this process: its reads turn out when they end.
+    /// It was not known, until a read of the server's waited for it.
+    Adopted,
+    /// By this process of the server in no read's course, as a thread of its io_uring does: its reads turn out when they end.
     RingOf(u32),
     /// The block layer had held it back: whether the server wanted it turns out when its reads end.
     NotKnown,
@@ -68,11 +71,13 @@ impl Part {
         let start = (request.offset + record.start).min(file_end);
         let range = (start, (start + u64::from(record.bytes)).min(file_end));
         let is_of_read = request.read.start_ns != 0;
-        let asked = if is_of_read && request.asked_offset != NOT_KNOWN {
-            overlap(range, (request.asked_offset, request.asked_offset.saturating_add(request.asked_length)))
-        } else {
-            (start, start)
-        };
+        let mut asked = Intervals::default();
+        // Without a length (a vector's parts are not added up), it turns out when the read ends.
+        if is_of_read && request.asked_offset != NOT_KNOWN {
+            let end = request.asked_offset.saturating_add(request.asked_length);
+            let (from, to) = overlap(range, (request.asked_offset, end));
+            asked.add(from, to);
+        }
         Self {
             waited: Waited {
                 queued_ns: (request.queued_ns != 0).then_some(request.queued_ns),

@@ -47,7 +47,6 @@ impl Join {
             let handle = &read.record.begun.handle;
             timing.queued_by_ns = self.uses.queued_by_ns(handle.io_id, handle.generation);
         }
-        self.ends.impossible += u64::from(!timing.is_possible());
         match self.ownership(&read) {
             Ownership::Known(owner) => self.finish(&read, timing, Some(owner), Fidelity::Exact),
             Ownership::Contradictory => self.finish(&read, timing, None, Fidelity::Unattributed),
@@ -234,6 +233,7 @@ impl Join {
     }
 
     fn book(&mut self, io: Io, owner: Option<Incarnation>) {
+        self.ends.impossible += u64::from(!io.timing.is_possible());
         match self.admits(&io, owner) {
             Some(true) => self.pass(&io, owner),
             Some(false) => {}

@@ -47,6 +47,9 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
             join.note(format!("{count} {note}"));
         }
     }
+    if let Some(note) = unmatched_filter(&join) {
+        join.note(note.to_owned());
+    }
     for contradiction in join.uses.contradictions().to_vec() {
         join.note(contradiction);
     }
@@ -69,7 +72,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
 }
 
 /// What the reader must know when the kernel side counted something, behind the count.
-const COUNTED_NOTES: [(Counter, &str); 3] = [
+const COUNTED_NOTES: [(Counter, &str); 4] = [
     (
         Counter::ProcessRecordLost,
         "starts or ends of processes found the ring full: reads of two processes with the same PID may stand together",
@@ -77,6 +80,11 @@ const COUNTED_NOTES: [(Counter, &str); 3] = [
     (
         Counter::FileUnreadable,
         "reads are of files that could not be told, because the kernel's structures could not be read",
+    ),
+    (
+        Counter::Mixed,
+        "block requests served several files or places at once: reads of what came behind may be shown as served from the \
+         page cache",
     ),
     (Counter::RequestsFull, "block requests found their table full, and are missing among the devices"),
 ];
@@ -99,7 +107,8 @@ impl Known {
     fn of(join: &Join, ending: &Ending) -> Self {
         let counts = &ending.totals.counts;
         let are_reads_known = counts.ring_full() == 0;
-        let lost = counts.of(Counter::RequestRecordLost) + counts.of(Counter::RequestsFull);
+        let lost = [Counter::RequestRecordLost, Counter::RequestsFull, Counter::ChainsFull];
+        let lost: u64 = lost.map(|counter| counts.of(counter)).iter().sum();
         let method = join.facts.as_ref().and_then(|facts| facts.io_method.as_deref());
         Self {
             requests: are_reads_known && ending.are_requests_traced && lost == 0,
@@ -207,6 +216,19 @@ fn filter(join: &Join) -> Option<FilterReport> {
         min_latency_us: min_latency.map(|shortest| shortest.as_secs_f64() * 1e6),
         reads: join.passed,
     })
+}
+
+/// Why a filter may have let nothing pass, if it has not.
+fn unmatched_filter(join: &Join) -> Option<&'static str> {
+    let Filter { relations, databases, users, .. } = &join.filter;
+    let is_by_name = !(relations.is_empty() && databases.is_empty() && users.is_empty());
+    if join.filter.is_empty() || join.passed > 0 {
+        None
+    } else if is_by_name && join.facts.is_none() {
+        Some("no read matched the filter: without a connection to the server, names are not known")
+    } else {
+        Some("no read matched the filter: check its names, or whether those reads were made at all")
+    }
 }
 
 /// Reads of the tracer's own sessions.
@@ -320,7 +342,10 @@ fn relations(join: &Join, known: Known, ending: &Ending) -> Vec<Relation> {
     let mut devices = known.requests.then(|| devices_by_subject(join, ending));
     let relation = |(subject, totals)| {
         let mut relation = relation(join, subject, known.summary(totals));
-        relation.devices = devices.as_mut().map(|devices| devices.remove(subject).unwrap_or_default());
+        // None is known of it only where all came from the page cache.
+        let is_cached = relation.io.by_source.is_some_and(|by| by.device + by.mixed == 0);
+        let found = devices.as_mut().map(|devices| devices.remove(subject));
+        relation.devices = found.and_then(|found| found.or_else(|| is_cached.then(Vec::new)));
         relation
     };
     subjects.into_iter().map(relation).collect()
@@ -383,7 +408,8 @@ fn relation(join: &Join, subject: &Subject, io: IoSummary) -> Relation {
 
 fn devices(join: &Join, known: Known, ending: &Ending) -> Vec<Device> {
     let mut devices: Vec<_> = ending.totals.devices.iter().collect();
-    devices.sort_by_key(|(number, group)| (Reverse(group.requests), *number));
+    // The one that took most of the time first.
+    devices.sort_by_key(|(number, group)| (Reverse(group.service.sum_ns), *number));
     devices.into_iter().map(|(number, group)| device(join, known, ending, *number, group)).collect()
 }
 
@@ -417,18 +443,21 @@ fn device(join: &Join, known: Known, ending: &Ending, number: u32, group: &Devic
     }
 }
 
-/// For whom a device read. What a kernel thread queued, the kernel side counts for others; what of it the server's reads waited for
-/// is known only here.
+/// For whom a device read. What kernel threads queued and the server's reads waited for is known only here.
 fn users(join: &Join, known: Known, number: u32, group: &DeviceGroup, ahead: u64) -> Users {
     let adopted = join.blocks.sums.adopted(number);
-    let server_requests = (group.cluster_requests + adopted.requests).min(group.requests);
-    let server_bytes = (group.cluster_bytes + adopted.bytes).min(group.bytes);
+    let server_requests = group.cluster_requests + adopted.requests;
+    let server_bytes = group.cluster_bytes + adopted.bytes;
+    let unknown_requests = group.held_requests.saturating_sub(adopted.requests);
+    let unknown_bytes = group.held_bytes.saturating_sub(adopted.bytes);
     Users {
         server_requests,
         server_bytes,
         readahead_bytes: known.requests.then_some(ahead),
-        other_requests: group.requests - server_requests,
-        other_bytes: group.bytes - server_bytes,
+        unknown_requests,
+        unknown_bytes,
+        other_requests: group.requests.saturating_sub(server_requests + unknown_requests),
+        other_bytes: group.bytes.saturating_sub(server_bytes + unknown_bytes),
     }
 }
 

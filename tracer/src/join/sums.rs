@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pgiotrace_ebpf::FileId;
 
-use super::parts::{Part, WantedBy, overlap};
+use super::parts::{Part, WantedBy};
 
 /// Files whose sums are kept one by one.
 const MOST_SUMS: usize = 65_536;
@@ -61,11 +61,12 @@ impl Sums {
             return;
         }
         // Without pages of a file, all of it was asked for. Of what a thread of io_uring queued, it turns out when its reads end.
-        let asked_bytes = if part.is_of_file() { part.asked.1 - part.asked.0 } else { part.bytes };
+        let bytes = if part.is_of_file() { part.range.1 - part.range.0 } else { part.bytes };
+        let asked_bytes = if part.is_of_file() { part.asked.length() } else { bytes };
         self.entry(part.file, part.device).merge(&FromDevice {
             requests: u64::from(part.is_last),
             asked_bytes,
-            ahead_bytes: part.bytes - asked_bytes,
+            ahead_bytes: bytes - asked_bytes,
         });
     }
 
@@ -80,35 +81,26 @@ impl Sums {
         self.entry(file, part.device).merge(&credited);
     }
 
-    /// A read of the server had this range of a part of which it was not known who wanted it.
-    pub fn claim(&mut self, part: &mut Part, range: (u64, u64)) {
-        self.adopt(part);
-        let common = overlap(part.range, range);
-        // Reads next to each other: what is asked for stays one range.
-        let before = part.asked;
-        part.asked =
-            if before.0 == before.1 { common } else { (before.0.min(common.0), before.1.max(common.1)) };
-        let newly = (part.asked.1 - part.asked.0) - (before.1 - before.0);
+    /// A read turned out to have asked for that many bytes more of a part that is the server's.
+    pub fn ask(&mut self, part: &Part, bytes: u64) {
         let sums = self.entry(part.file, part.device);
-        sums.asked_bytes += newly;
-        sums.ahead_bytes = sums.ahead_bytes.saturating_sub(newly);
+        sums.asked_bytes += bytes;
+        sums.ahead_bytes = sums.ahead_bytes.saturating_sub(bytes);
     }
 
     /// A direct read of the server waited for a part that the block layer had held back.
     pub fn claim_direct(&mut self, part: &mut Part) {
         if self.adopt(part) {
-            let sums = self.entry(part.file, part.device);
-            sums.asked_bytes += part.bytes;
-            sums.ahead_bytes = sums.ahead_bytes.saturating_sub(part.bytes);
+            self.ask(part, part.bytes);
         }
     }
 
-    /// Counts a part for the server that was nobody's; whether it was.
-    fn adopt(&mut self, part: &mut Part) -> bool {
+    /// Counts a part for the server, a read of which waited for it, if it was nobody's before; whether it was.
+    pub fn adopt(&mut self, part: &mut Part) -> bool {
         if part.wanted_by != WantedBy::NotKnown {
             return false;
         }
-        part.wanted_by = WantedBy::Server;
+        part.wanted_by = WantedBy::Adopted;
         let adopted = self.adopted.entry(part.device).or_default();
         adopted.requests += u64::from(part.is_last);
         adopted.bytes += part.bytes;

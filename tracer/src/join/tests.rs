@@ -404,7 +404,7 @@ fn what_its_owner_waited_for_has_a_wakeup_that_keeps_no_io_worker_busy() {
     let io = &report.backends[0].io;
     assert_eq!(io.reads, 2);
     assert_eq!(io.latency_us.map(|dist| (dist.count, dist.sum)), Some((2, 6_000.0)));
-    assert_eq!(io.bounds_us.wakeup_at_most.map(|dist| (dist.count, dist.max)), Some((1, 4_000.0)));
+    assert_eq!(io.bounds_us.owner_wakeup_at_most.map(|dist| (dist.count, dist.max)), Some((1, 4_000.0)));
     assert_eq!((io.exposed_us, io.hidden_us), (Some(5_000.0), Some(1_000.0)));
     let busy_ms = report.io_workers[0].busy_ratio * report.window.duration_s * 1e3;
     assert!((busy_ms - 2.0).abs() < 1e-9, "two reads of a millisecond each: {busy_ms} ms");

@@ -99,7 +99,7 @@ pub struct ExposureTotals {
     /// The least that reads waited for an io worker.
     pub pg_queue_at_least: LatencyHistogram,
     /// The most that passed from the end of a read until its owner ran.
-    pub wakeup_at_most: LatencyHistogram,
+    pub owner_wakeup_at_most: LatencyHistogram,
 }
 
 impl ExposureTotals {
@@ -107,7 +107,7 @@ impl ExposureTotals {
         self.exposed_ns += other.exposed_ns;
         self.hidden_ns += other.hidden_ns;
         self.pg_queue_at_least.merge(&other.pg_queue_at_least);
-        self.wakeup_at_most.merge(&other.wakeup_at_most);
+        self.owner_wakeup_at_most.merge(&other.owner_wakeup_at_most);
     }
 }
 
@@ -229,7 +229,7 @@ impl IoTotals {
             stages_us: self.stages.stages(),
             bounds_us: Bounds {
                 pg_queue_at_least: exposure.and_then(|exposure| exposure.pg_queue_at_least.dist()),
-                wakeup_at_most: exposure.and_then(|exposure| exposure.wakeup_at_most.dist()),
+                owner_wakeup_at_most: exposure.and_then(|exposure| exposure.owner_wakeup_at_most.dist()),
             },
             exposed_us: exposure.map(|exposure| exposure.exposed_ns as f64 / 1e3),
             hidden_us: exposure.map(|exposure| exposure.hidden_ns as f64 / 1e3),

@@ -261,8 +261,7 @@ pub struct Relation {
     pub temporary: bool,
     /// Folder, relative to the data directory, of files that are no relation; `None` for relations.
     pub file: Option<String>,
-    /// Devices that it was read from; `None` where that is not known. Requests for no page of a file (direct I/O) are not
-    /// among them.
+    /// Devices that it was read from; `None` where that is not known.
     pub devices: Option<Vec<FromDevice>>,
     /// What was read of it.
     pub io: IoSummary,
@@ -324,7 +323,12 @@ pub struct Users {
     pub server_bytes: u64,
     /// Of these bytes: what no read had asked for; `None` where that is not known.
     pub readahead_bytes: Option<u64>,
-    /// Requests of everybody else.
+    /// Requests that kernel threads queued, for whom is not known: the block layer had held them back, or a stacked device is
+    /// above. Those that a read of the server's waited for count as the server's.
+    pub unknown_requests: u64,
+    /// Bytes of these.
+    pub unknown_bytes: u64,
+    /// Requests of other programs.
     pub other_requests: u64,
     /// Bytes of these.
     pub other_bytes: u64,
@@ -360,10 +364,12 @@ pub struct IoSummary {
     pub by_executor: Option<ByExecutor>,
     /// Reads by where the bytes came from, but for those that brought none; `None` where that is not known of all of them.
     pub by_source: Option<BySource>,
-    /// Of those from the cache: reads whose bytes the readahead of an earlier read had brought; `None` where only the
+    /// Of those from the cache: reads of bytes that the readahead of an earlier read had brought, and nobody had asked for
+    /// since. Readahead from long before is forgotten, so there may be more. `None` where only the
     /// kernel's counts are left.
     pub readahead_hits: Option<u64>,
-    /// Reads that their owner executed itself because the queue of the io workers was full; `None` where only the
+    /// Reads that their owner executed itself although an io worker could have, because their queue was full (or, in PostgreSQL
+    /// 19, another process was just at it); `None` where only the
     /// kernel's counts are left.
     pub queue_full_fallbacks: Option<u64>,
     /// The reads' latency; `None` when there are none.
@@ -375,7 +381,8 @@ pub struct IoSummary {
     /// Microseconds in which the owner was blocked while a read of its own was in flight; `None` for sets of reads of
     /// several owners.
     pub exposed_us: Option<f64>,
-    /// Microseconds in which a read of its own was in flight, and the owner was not blocked.
+    /// Microseconds in which a read of its own was in flight, and the owner was not blocked by reading: not in a wait for a latch,
+    /// an `io_uring_enter` or a read call.
     pub hidden_us: Option<f64>,
 }
 
@@ -420,7 +427,7 @@ pub struct Bounds {
     pub pg_queue_at_least: Option<Dist>,
     /// Of reads that others executed and that ended while their owner was blocked: how much longer it was. It ran again
     /// that much later at the most.
-    pub wakeup_at_most: Option<Dist>,
+    pub owner_wakeup_at_most: Option<Dist>,
 }
 
 /// Distributions of the stages of reads, microseconds, over those reads that had the stage. `None` where no read had it,
@@ -437,7 +444,9 @@ pub struct Stages {
     pub block_queue: Option<Dist>,
     /// With the device: issued to completed.
     pub device: Option<Dist>,
-    /// After the last completion, ready to run without a processor: the thread that waited in the kernel. With
+    /// After the last completion: how long the thread that waited in the kernel was ready to run and had no processor. What
+    /// it had of that before the last completion is not told apart, so it may be less. With `--pg-probes` also until the owner
+    /// ran. With
     /// `--pg-probes`, of reads that others executed and that the owner waited for, also from the end of the execution until
     /// the owner ran.
     pub wakeup: Option<Dist>,

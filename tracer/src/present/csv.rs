@@ -117,7 +117,7 @@ impl Row<'_> {
         cells.extend(dist("block_queue", self.block_queue_us));
         cells.extend(self.sources_and_waits());
         let Stages { pg_queue, submit, cache, block_queue: _, device, wakeup } = self.stages_us;
-        let Bounds { pg_queue_at_least, wakeup_at_most } = self.bounds_us;
+        let Bounds { pg_queue_at_least, owner_wakeup_at_most } = self.bounds_us;
         cells.push(count("block_queue", self.block_queue_us));
         let dists = [
             ("pg_queue", pg_queue),
@@ -126,7 +126,7 @@ impl Row<'_> {
             ("device", device),
             ("wakeup", wakeup),
             ("pg_queue_at_least", pg_queue_at_least),
-            ("wakeup_at_most", wakeup_at_most),
+            ("owner_wakeup_at_most", owner_wakeup_at_most),
         ];
         for (name, figures) in dists {
             cells.push(count(name, figures));
@@ -199,6 +199,8 @@ impl Row<'_> {
             ("server_requests", cell(users.map(|users| users.server_requests))),
             ("server_bytes", cell(users.map(|users| users.server_bytes))),
             ("readahead_bytes", cell(self.readahead_bytes)),
+            ("unknown_requests", cell(users.map(|users| users.unknown_requests))),
+            ("unknown_bytes", cell(users.map(|users| users.unknown_bytes))),
             ("other_requests", cell(users.map(|users| users.other_requests))),
             ("other_bytes", cell(users.map(|users| users.other_bytes))),
         ])

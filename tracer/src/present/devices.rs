@@ -9,8 +9,12 @@ use super::table::{Column, NOT_MEASURED, known, write_table};
 use super::units;
 use crate::model::{Device, Dist, FromDevice, Relation, Users};
 
-/// Share of a device's bytes or requests from which on others than the server are worth a sentence.
-const NOISY: f64 = 0.1;
+/// Share of a device's bytes from which on other programs are worth a sentence.
+const NOISY_BYTES: f64 = 0.1;
+/// Share of its requests, however short.
+const NOISY_REQUESTS: f64 = 0.5;
+/// Mean depth from which on a device is at work enough to slow anybody down.
+const AT_WORK: f64 = 0.1;
 
 /// Devices that are named in the row of a relation.
 const DEVICES_SHOWN: usize = 2;
@@ -53,7 +57,7 @@ pub fn write_devices(out: &mut dyn Write, devices: &[Device]) -> io::Result<()> 
 /// The devices that a relation came from, each with its share of the bytes: `vda 71 %, loop0 29 %`, or the only one's
 /// name.
 pub fn devices_of(relation: &Relation) -> String {
-    let Some(devices) = seen_devices(relation) else { return NOT_MEASURED.to_owned() };
+    let Some(devices) = relation.devices.as_deref() else { return NOT_MEASURED.to_owned() };
     if let [device] = devices {
         return device_name(&device.dev, device.name.as_deref());
     }
@@ -77,25 +81,20 @@ pub fn devices_of(relation: &Relation) -> String {
 /// Bytes of a relation that were read ahead.
 pub fn read_ahead(relation: &Relation) -> String {
     let bytes = |devices: &[FromDevice]| devices.iter().map(|device| device.readahead_bytes).sum();
-    known(seen_devices(relation).map(|devices| units::size(bytes(devices))))
+    known(relation.devices.as_deref().map(|devices| units::size(bytes(devices))))
 }
 
-/// The devices of a relation. Direct I/O is not among them: where there is none although reads waited for one, they are
-/// not known.
-fn seen_devices(relation: &Relation) -> Option<&[FromDevice]> {
-    let devices = relation.devices.as_deref()?;
-    let is_all_cached = relation.io.by_source.is_some_and(|sources| sources.device + sources.mixed == 0);
-    (!devices.is_empty() || is_all_cached).then_some(devices)
-}
-
-/// What the device did for others, where the server used it too and that is much: it may explain the server's latencies.
+/// What the device did for others, where that may explain the server's latencies: the server used it too, others had much of it,
+/// and it was at work for a good part of the time.
 fn noisy_neighbour(device: &Device) -> Option<String> {
     let Users { server_requests, other_requests, other_bytes, .. } = device.users;
     let share = |part: u64, whole: u64| if whole > 0 { part as f64 / whole as f64 } else { 0.0 };
     let (requests, bytes) = (share(other_requests, device.requests), share(other_bytes, device.bytes));
-    (server_requests > 0 && requests.max(bytes) >= NOISY).then(|| {
+    let is_at_work = device.depth.mean >= AT_WORK;
+    let is_much = bytes >= NOISY_BYTES || requests >= NOISY_REQUESTS;
+    (server_requests > 0 && is_at_work && is_much).then(|| {
         format!(
-            "Noisy neighbour: {} of the requests to {} and {} of the bytes were not the server's.",
+            "Noisy neighbour: {} of the requests to {} and {} of the bytes were other programs'.",
             units::percent(requests),
             device_name(&device.dev, device.name.as_deref()),
             units::percent(bytes),
@@ -178,11 +177,6 @@ mod tests {
             (devices_of(&relation(None)), read_ahead(&relation(None))),
             ("–".to_owned(), "–".to_owned())
         );
-        // Reads waited for a device that is not among them.
-        let mut direct = relation(Some(Vec::new()));
-        assert_eq!((devices_of(&direct), read_ahead(&direct)), ("–".to_owned(), "–".to_owned()));
-        direct.io.by_source = None;
-        assert_eq!(devices_of(&direct), "–");
         let cached = &samples::full().relations[3];
         assert_eq!((devices_of(cached), read_ahead(cached)), ("none".to_owned(), "0 B".to_owned()));
     }
@@ -191,12 +185,14 @@ mod tests {
     fn a_neighbour_is_noisy_on_a_device_that_the_server_uses() {
         let [mut shared, mut foreign] = <[Device; 2]>::try_from(samples::full().devices).expect("two");
         let expected =
-            "Noisy neighbour: 8 % of the requests to vda and 37 % of the bytes were not the server's.";
+            "Noisy neighbour: 8 % of the requests to vda and 37 % of the bytes were other programs'.";
         assert_eq!(noisy_neighbour(&shared).as_deref(), Some(expected));
         shared.users.other_bytes = shared.bytes / 20;
         assert_eq!(noisy_neighbour(&shared), None);
         shared.users.other_requests = shared.requests / 2;
-        assert!(noisy_neighbour(&shared).is_some());
+        assert!(noisy_neighbour(&shared).is_some(), "short, but many");
+        shared.depth.mean = 0.02;
+        assert_eq!(noisy_neighbour(&shared), None, "nobody waits for an idle device");
         assert_eq!(noisy_neighbour(&foreign), None);
         foreign.bytes = 0;
         foreign.requests = 0;

@@ -219,7 +219,7 @@ fn waited_for(io: IoSummary) -> IoSummary {
     IoSummary {
         bounds_us: Bounds {
             pg_queue_at_least: Some(dist(120, 12.3)),
-            wakeup_at_most: Some(dist(2_000, 3.4)),
+            owner_wakeup_at_most: Some(dist(2_000, 3.4)),
         },
         exposed_us: Some(total * 0.8),
         hidden_us: Some(total * 0.1),
@@ -379,6 +379,8 @@ fn devices() -> Vec<Device> {
                 server_requests: 2_400,
                 server_bytes: 380 << 20,
                 readahead_bytes: Some(90 << 20),
+                unknown_requests: 0,
+                unknown_bytes: 0,
                 other_requests: 200,
                 other_bytes: 220 << 20,
             },

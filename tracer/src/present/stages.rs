@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Color, Style};
 
 use super::printable::printable;
-use super::table::{Column, HEADING, known, lay_out};
+use super::table::{Column, HEADING, NOT_MEASURED, known, lay_out};
 use super::units;
 use crate::model::{Backend, Bounds, BySource, Dist, IoSummary, Stages, StatReport};
+use crate::server::connect::APPLICATION_NAME;
 
 /// Backends that have a bar; the report is sorted, so these are the busiest.
 const BACKENDS_SHOWN: usize = 10;
@@ -73,7 +74,9 @@ pub fn write_stages(out: &mut dyn Write, report: &StatReport) -> io::Result<()> 
         .methods
         .iter()
         .map(|totals| Line { label: format!("method {}", totals.method), io: &totals.io });
-    let with_reads = report.backends.iter().filter(|backend| backend.io.reads > 0);
+    // The tracer's own sessions stand in the table of backends.
+    let is_own = |backend: &&Backend| backend.application_name.as_deref() == Some(APPLICATION_NAME);
+    let with_reads = report.backends.iter().filter(|backend| backend.io.reads > 0 && !is_own(backend));
     let backends = with_reads.clone().map(|backend| Line { label: label(backend), io: &backend.io });
     let lines: Vec<Line<'_>> = methods.chain(backends.take(BACKENDS_SHOWN)).collect();
     if lines.is_empty() {
@@ -201,13 +204,14 @@ fn sources(by_source: &BySource) -> String {
 
 /// What is only bounded: of how many reads, and by how much.
 fn bounds(bounds: &Bounds) -> Option<String> {
-    let Bounds { pg_queue_at_least, wakeup_at_most } = bounds;
+    let Bounds { pg_queue_at_least, owner_wakeup_at_most } = bounds;
     let bound = |what: &str, dist: &Dist| {
         let [p50, p99] = [dist.p50, dist.p99].map(units::duration);
         format!("{what} {p50} (P99 {p99}, of {})", units::counted(dist.count, "read"))
     };
     let queue = pg_queue_at_least.as_ref().map(|dist| bound("pg queue at least", dist));
-    let wakeup = wakeup_at_most.as_ref().map(|dist| bound("wakeup of the owner at most", dist));
+    let wakeup =
+        owner_wakeup_at_most.as_ref().map(|dist| bound("the owner ran after the read's end at most", dist));
     let known: Vec<String> = [queue, wakeup].into_iter().flatten().collect();
     (!known.is_empty()).then(|| format!("bounds: {}", known.join(", ")))
 }
@@ -253,7 +257,7 @@ fn label(backend: &Backend) -> String {
     };
     match what {
         Some(what) => format!("{} {}", backend.pid, shortened(&what)),
-        None => backend.pid.to_string(),
+        None => format!("{} {NOT_MEASURED}", backend.pid),
     }
 }
 

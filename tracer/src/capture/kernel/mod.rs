@@ -267,8 +267,8 @@ impl Kernel {
         })
     }
 
-    /// Writes every entry of the ring to a file as well: its length as a u32, and its bytes. A testing aid; what cannot be
-    /// written is missing there.
+    /// Writes every entry of the ring to a file as well: its length as a u32, and its bytes. A testing aid; it ends where
+    /// something cannot be written.
     pub fn tap(&mut self, file: Option<File>) {
         self.tap = file.map(BufWriter::new);
     }
@@ -441,7 +441,9 @@ impl Kernel {
             let Some(item) = self.ring.get_mut().next() else { return };
             if let Some(tap) = &mut self.tap {
                 let length = u32::try_from(item.len()).unwrap_or(0);
-                let _ = tap.write_all(&length.to_ne_bytes()).and_then(|()| tap.write_all(&item));
+                if tap.write_all(&length.to_ne_bytes()).and_then(|()| tap.write_all(&item)).is_err() {
+                    self.tap = None;
+                }
             }
             if let Some(record) = parse(&item) {
                 self.received += u64::from(matches!(record, Record::Read(_)));
@@ -587,7 +589,8 @@ impl Kernel {
     #[must_use]
     pub fn traces_requests(&self) -> bool {
         let is_attached = |name: &&str| self.attached.iter().any(|(program, _)| program.name == *name);
-        let needed = ["block request queued", "block request issued", "block request completed"];
+        let needed =
+            ["block I/O queued", "block request started", "block request issued", "block request completed"];
         let blind = self.absent.iter().any(|(structure, _)| REQUEST_STRUCTURES.contains(structure));
         needed.iter().all(is_attached) && !blind
     }

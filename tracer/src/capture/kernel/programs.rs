@@ -168,10 +168,21 @@ pub const PROGRAMS: &[Program] = &[
         phase: Phase::Ends,
     },
     Program {
-        name: "block request queued",
+        name: "block I/O queued",
         alternatives: &[
-            btf("block_queue", "block_io_start", (1, 1)),
-            raw("block_queue_raw", "block_io_start", (1, 1)),
+            // Until 5.11 the queue came first.
+            btf("block_queue", "block_bio_queue", (1, 1)),
+            raw("block_queue_raw", "block_bio_queue", (1, 1)),
+        ],
+        required: false,
+        lost_without: "the time that requests wait in the block layer for a free slot",
+        phase: Phase::Begins,
+    },
+    Program {
+        name: "block request started",
+        alternatives: &[
+            btf("block_start", "block_io_start", (1, 1)),
+            raw("block_start_raw", "block_io_start", (1, 1)),
         ],
         required: false,
         lost_without: "the time that requests wait in the block layer before a device gets them, and which reads they are for",
