@@ -36,11 +36,8 @@ impl RawRecords {
 
     fn take(&mut self, record: &[u8]) -> Result<()> {
         let (kind, _) = u32::read_from_prefix(record).ok().context("a record has no kind")?;
-        match kind {
-            kind::REQUEST => {
-                self.requests.push(RequestRecord::read_from_bytes(record).ok().context("no request")?);
-            }
-            _ => {}
+        if kind == kind::REQUEST {
+            self.requests.push(RequestRecord::read_from_bytes(record).ok().context("no request")?);
         }
         Ok(())
     }

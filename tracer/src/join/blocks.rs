@@ -122,7 +122,7 @@ impl Blocks {
             return timing;
         };
         let found = if begun.flags & flags::DIRECT == 0 {
-            self.buffered(read, range, &own)
+            Some(self.buffered(read, range, &own))
         } else {
             self.direct(read, &own)
         };
@@ -136,7 +136,7 @@ impl Blocks {
     }
 
     /// What a read through the page cache waited for: what brings its pages, whoever queued it, and metadata.
-    fn buffered(&mut self, read: &ReadRecord, range: (u64, u64), own: &[Part]) -> Option<Found> {
+    fn buffered(&mut self, read: &ReadRecord, range: (u64, u64), own: &[Part]) -> Found {
         let begun = &read.begun;
         let is_metadata = |part: &&Part| part.file != begun.file || !part.is_of_file();
         let mut waited: Vec<Waited> = own.iter().filter(is_metadata).map(|part| part.waited).collect();
@@ -172,7 +172,7 @@ impl Blocks {
         } else {
             Source::Mixed
         };
-        Some(Found { waited, source, is_readahead_hit })
+        Found { waited, source, is_readahead_hit }
     }
 
     /// What a direct read waited for: what was queued in its course, and what names it. `None` where that is not all.
