@@ -24,7 +24,7 @@ fn where_all_works_it_says_so_and_ends_with_0() -> Result<()> {
     let report = report(&run)?;
     ensure!(run.code() == 0 && report["can_trace"] == true, "{report:#}");
     let programs = checks(&report, "programs");
-    ensure!(programs.len() == 15, "{programs:#?}");
+    ensure!(programs.len() == 16, "{programs:#?}");
     for check in programs.iter().chain(&checks(&report, "privileges")) {
         ensure!(check["status"] == "ok", "{check:#}");
     }

@@ -29,14 +29,14 @@ const TABLE_MIB: u32 = 96;
 const MOST_GROUPS: usize = 1_200;
 const NEIGHBOURS_FILE: u64 = 256 << 20;
 
-/// Entries that each of the tracer's hash tables holds.
+/// Entries that each of the tracer's hash tables holds, but for those that overwrite their oldest.
 fn entries(tracer: u32) -> Result<BTreeMap<String, usize>> {
     let mut tables = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{tracer}/fdinfo"))? {
         let text = fs::read_to_string(entry?.path()).unwrap_or_default();
         let Some(id) = text.lines().find_map(|line| line.strip_prefix("map_id:\t")) else { continue };
         let map = bpftool(&["map", "show", "id", id.trim()])?;
-        if map["type"].as_str().is_some_and(|kind| kind.ends_with("hash")) {
+        if map["type"] == "hash" {
             let all = bpftool(&["map", "dump", "id", id.trim()])?;
             let name = map["name"].as_str().context("a map has no name")?;
             tables.insert(name.to_owned(), all.as_array().map_or(0, Vec::len));

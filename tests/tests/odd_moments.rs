@@ -234,10 +234,11 @@ fn short_reads(cluster: &Cluster, table: &str, combine_limit: &str) -> Result<()
         assert_eq!(bytes, half + BLOCK / 2, "half a block, once");
         assert_eq!(short, reads - bytes / BLOCK, "all but those of whole blocks: {ledger:#} {io:#}");
     } else {
-        // Blocks and a half, then once more the half by itself, unless a read begins there; beyond it, nothing comes.
+        // Blocks and a half, then once more the half by itself, unless a read begins there; beyond it, nothing comes. Where
+        // reads overtake each other, one from beyond may end the query before the half is read.
         let halves = (bytes - half) / (BLOCK / 2);
-        assert!(bytes == half + halves * BLOCK / 2 && [1, 2].contains(&halves), "{bytes} bytes of {half}");
-        assert!(short >= halves, "{short} of {halves}: {ledger:#} {io:#}");
+        assert!(bytes == half + halves * BLOCK / 2 && halves <= 2, "{bytes} bytes of {half}");
+        assert!(short >= halves.max(1), "{short} of {halves}: {ledger:#} {io:#}");
     }
     assert_all_exact(&report);
     Ok(())

@@ -24,6 +24,14 @@ const MOST_REQUESTS: usize = 50_000;
 /// Merges that are remembered until their requests complete.
 const MOST_MERGES: usize = 4096;
 
+/// A part of what was too long for one request.
+#[derive(Debug, Clone, Copy)]
+struct Chained {
+    waited: Waited,
+    file: FileId,
+    offset: u64,
+}
+
 /// Where a part is found.
 #[derive(Debug, Clone, Copy, Default)]
 struct Remembered {
@@ -44,7 +52,7 @@ pub(super) struct Blocks {
     /// By file and the offset at which a direct read began: what was queued in no read's course.
     direct: HashMap<(FileId, u64), Vec<Part>>,
     /// Parts of what was too long for one request: whoever waits for a page of it waits for all of them.
-    by_chain: HashMap<u64, Vec<Waited>>,
+    by_chain: HashMap<u64, Vec<Chained>>,
     /// Oldest first: what is in the four above.
     order: VecDeque<Remembered>,
     /// Merges whose requests have not completed.
@@ -92,7 +100,8 @@ impl Blocks {
             self.direct.entry((part.file, part.range.0)).or_default().push(part.clone());
         }
         if part.chain != 0 {
-            self.by_chain.entry(part.chain).or_default().push(part.waited);
+            let chained = Chained { waited: part.waited, file: part.file, offset: part.range.0 };
+            self.by_chain.entry(part.chain).or_default().push(chained);
         }
         self.order.push_back(Remembered {
             read: part.read,
@@ -143,6 +152,7 @@ impl Blocks {
         self.credit(read, own);
         let mut brought = Intervals::default();
         let mut is_readahead_hit = false;
+        let mut chains = Vec::new();
         let parts = self.by_file.get_mut(&begun.file).into_iter().flat_map(|parts| parts_in(parts, range));
         for part in parts {
             let common = overlap(part.range, range);
@@ -152,7 +162,8 @@ impl Blocks {
                 continue;
             }
             let chained = self.by_chain.get(&part.chain).map(Vec::as_slice).unwrap_or_default();
-            let done_ns = chained.iter().map(|waited| waited.done_ns).fold(part.waited.done_ns, u64::max);
+            let ends = chained.iter().map(|other| other.waited.done_ns);
+            let done_ns = ends.fold(part.waited.done_ns, u64::max);
             if done_ns <= begun.start_ns {
                 is_readahead_hit |= newly > 0;
                 continue;
@@ -162,9 +173,11 @@ impl Blocks {
                 self.sums.ask(part, newly);
             }
             waited.push(part.waited);
-            waited.extend_from_slice(chained);
+            waited.extend(chained.iter().map(|other| other.waited));
             brought.add(common.0, common.1);
+            chains.push(part.chain);
         }
+        self.adopt_chains(&chains);
         let source = if waited.is_empty() {
             Source::Cache
         } else if brought.length() == range.1 - range.0 {
@@ -173,6 +186,18 @@ impl Blocks {
             Source::Mixed
         };
         Found { waited, source, is_readahead_hit }
+    }
+
+    /// A read of the server's waited for all parts of these.
+    fn adopt_chains(&mut self, chains: &[u64]) {
+        for Chained { file, offset, .. } in
+            chains.iter().filter_map(|chain| self.by_chain.get(chain)).flatten()
+        {
+            let part = self.by_file.get_mut(file).and_then(|parts| parts.get_mut(offset));
+            if let Some(part) = part.filter(|part| chains.contains(&part.chain)) {
+                self.sums.adopt(part);
+            }
+        }
     }
 
     /// What a direct read waited for: what was queued in its course, and what names it. `None` where that is not all.
