@@ -4,6 +4,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use postgres::{Client, SimpleQueryMessage};
 use serde_json::Value;
 
+use crate::SlowDisk;
+
 /// Rows of [`create_table`] in a block: a kilobyte each.
 const ROWS_PER_BLOCK: u32 = 7;
 /// Blocks in a mebibyte.
@@ -37,6 +39,18 @@ pub fn fill_table(client: &mut Client, name: &str, mebibytes: u32) -> Result<()>
     for step in steps {
         client.batch_execute(&step).with_context(|| format!("cannot fill table {name}: {step}"))?;
     }
+    Ok(())
+}
+
+/// Makes the session's tables on a disk.
+///
+/// # Errors
+///
+/// What the server says.
+pub fn use_disk(client: &mut Client, disk: &SlowDisk) -> Result<()> {
+    let location = disk.tablespace_dir();
+    client.batch_execute(&format!("CREATE TABLESPACE slow LOCATION '{}'", location.display()))?;
+    client.batch_execute("SET default_tablespace = slow")?;
     Ok(())
 }
 
@@ -107,6 +121,18 @@ pub fn relation<'a>(report: &'a Value, name: &str) -> Result<&'a Value> {
 /// As [`relation`].
 pub fn blocks(report: &Value, name: &str) -> Result<u64> {
     relation(report, name)?["io"]["blocks"].as_u64().context("the relation's entry has no io.blocks")
+}
+
+/// What the report says of a disk's device.
+///
+/// # Errors
+///
+/// When it has no such entry.
+pub fn device<'a>(report: &'a Value, disk: &SlowDisk) -> Result<&'a Value> {
+    let (major, minor) = disk.device();
+    let dev = format!("{major}:{minor}");
+    let found = list(report, "devices").iter().find(|entry| entry["dev"] == dev);
+    found.with_context(|| format!("the report has no device {dev}: {:#}", report["devices"]))
 }
 
 /// What the report says of the reads that a process wanted.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 
 use crate::cache::cache_dir;
 
@@ -24,7 +25,11 @@ pub fn find_program(name: &str) -> Result<PathBuf> {
 }
 
 /// Runs a program to its end and returns what it wrote to stdout.
-pub(crate) fn run(command: &mut Command) -> Result<String> {
+///
+/// # Errors
+///
+/// When it cannot be started, or did not end well; the error has what it said.
+pub fn run(command: &mut Command) -> Result<String> {
     let name =
         Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {name}"))?;
@@ -32,4 +37,14 @@ pub(crate) fn run(command: &mut Command) -> Result<String> {
         bail!("{name} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// What bpftool says, as JSON.
+///
+/// # Errors
+///
+/// When it is not there, or does not know what it was asked for.
+pub fn bpftool(args: &[&str]) -> Result<Value> {
+    let text = run(Command::new(find_program("bpftool")?).arg("--json").args(args))?;
+    serde_json::from_str(&text).context("bpftool printed no JSON")
 }

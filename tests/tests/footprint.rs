@@ -4,20 +4,18 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use pgiotrace_tests::{
-    Cluster, Finished, PgInstall, Running, Tracer, find_program,
+    Cluster, Finished, PgInstall, Running, Tracer, bpftool,
     ledger::{complaints, count, report_of, traced_blocks},
     scan::{create_table, scan},
     wait_until,
 };
 use rustix::process::Signal;
-use serde_json::Value;
 
 /// What is read while the tracer is at work; larger than `shared_buffers`.
 const TABLE: &str = "read_on";
@@ -48,7 +46,7 @@ struct BpfObjects {
 impl BpfObjects {
     /// All that there are, whoever made them: other tests' tracers too.
     fn all() -> Result<Self> {
-        Ok(Self { programs: bpftool("prog")?, maps: bpftool("map")?, links: bpftool("link")? })
+        Ok(Self { programs: numbers("prog")?, maps: numbers("map")?, links: numbers("link")? })
     }
 
     /// Those that a process holds by descriptors: the kernel tells their numbers (`bpf_prog_show_fdinfo`,
@@ -85,10 +83,9 @@ impl BpfObjects {
 }
 
 /// Numbers of the objects of a kind that there are.
-fn bpftool(kind: &str) -> Result<BTreeSet<u64>> {
-    let output = Command::new(find_program("bpftool")?).args(["--json", kind, "show"]).output()?;
-    ensure!(output.status.success(), "bpftool failed: {}", String::from_utf8_lossy(&output.stderr));
-    let all: Vec<Value> = serde_json::from_slice(&output.stdout).context("bpftool printed no JSON list")?;
+fn numbers(kind: &str) -> Result<BTreeSet<u64>> {
+    let all = bpftool(&[kind, "show"])?;
+    let all = all.as_array().context("bpftool printed no list")?;
     Ok(all.iter().filter_map(|object| object["id"].as_u64()).collect())
 }
 

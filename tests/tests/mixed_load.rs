@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     env, fs,
     os::unix::fs::FileExt as _,
-    process::{Command, Stdio},
+    process::Stdio,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -12,10 +12,11 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use pgiotrace_tests::{
-    Cluster, PgInstall, Running, Tracer, drop_caches, find_program,
+    Cluster, PgInstall, Running, Tracer, bpftool, drop_caches,
     ledger::{complaints, count},
     scan,
 };
+use procfs::process::Process;
 use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 
@@ -45,16 +46,9 @@ fn entries(tracer: u32) -> Result<BTreeMap<String, usize>> {
     Ok(tables)
 }
 
-fn bpftool(args: &[&str]) -> Result<Value> {
-    let output = Command::new(find_program("bpftool")?).arg("--json").args(args).output()?;
-    ensure!(output.status.success(), "bpftool failed: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).context("bpftool printed no JSON")
-}
-
 fn resident_kib(pid: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|size| size.trim().trim_end_matches(" kB").parse().ok()).context("no resident size")
+    let status = Process::new(i32::try_from(pid)?)?.status()?;
+    status.vmrss.context("no resident size")
 }
 
 /// Reads a file on the server's device again and again, past the page cache.

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use pgiotrace_tests::{
-    Cluster, ClusterBuilder, Finished, Kind, PgInstall, StopMode, Tracer, drop_caches, elevated,
+    Cluster, ClusterBuilder, Finished, Kind, PgInstall, StopMode, Tracer, drop_caches, elevated, run,
     scan::{backend, backend_pid, blocks, create_table, explain, fill_table, list, notes, relation, scan},
     signal, wait_until,
 };
@@ -313,15 +313,6 @@ impl Disk {
         File::options().write(true).open(&self.image)?.set_len(1 << 20)?;
         Ok(())
     }
-}
-
-/// Runs a program to its end, which must be a good one.
-fn run(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
 }
 
 /// A server with a table on a disk of its own.

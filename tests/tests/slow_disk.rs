@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use pgiotrace_tests::{
     Cluster, FileSystem, Latency, PgInstall, Served, SlowDisk, Tracer, drop_caches,
     ledger::{complaints, count, report_of, traced_blocks},
-    scan, sweep_stale, victim, wait_until,
+    quantile_of, scan, sweep_stale, victim, wait_until,
 };
 use rustix::fs::{Mode, OFlags, open};
 use serde_json::Value;
@@ -70,17 +70,6 @@ fn service_us(log: &[Served]) -> Vec<f64> {
     all
 }
 
-fn quantile(sorted: &[f64], share: f64) -> f64 {
-    // The histogram's convention: the smallest value that at least this share of all does not exceed.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rank is small and positive"
-    )]
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted[rank.saturating_sub(1).min(sorted.len() - 1)]
-}
-
 #[test]
 fn a_constant_latency_is_that_of_each_read() -> Result<()> {
     const READS: usize = 100;
@@ -106,7 +95,7 @@ fn a_constant_latency_is_that_of_each_read() -> Result<()> {
         assert!(log.iter().all(|read| read.length as usize == BLOCK));
         let (least, most) = (latency.as_secs_f64() * 1e6, (latency + SLACK).as_secs_f64() * 1e6);
         assert!(all[0] >= least, "{log:#?}");
-        assert!(quantile(&all, 0.95) <= most, "{log:#?}");
+        assert!(quantile_of(&all, 0.95) <= most, "{log:#?}");
         // Not the logged time: the log's end is stamped after the answer, and the reader may have it by then.
         assert!(times.iter().all(|took| *took >= latency), "{times:#?}");
         // One after the other, each at its place.
@@ -192,13 +181,17 @@ fn the_log_has_the_quantiles_that_were_set() -> Result<()> {
 
     let two = measure(Latency::TwoPoint { fast: ms(1), slow: ms(20), slow_share: 0.1 })?;
     let slow = two.iter().filter(|us| **us >= 20_000.0).count();
-    println!("two-point: p50 {:.0} µs, p95 {:.0} µs, {slow} slow", quantile(&two, 0.5), quantile(&two, 0.95));
-    assert!((1_000.0..3_000.0).contains(&quantile(&two, 0.5)));
-    assert!((20_000.0..30_000.0).contains(&quantile(&two, 0.95)));
+    println!(
+        "two-point: p50 {:.0} µs, p95 {:.0} µs, {slow} slow",
+        quantile_of(&two, 0.5),
+        quantile_of(&two, 0.95)
+    );
+    assert!((1_000.0..3_000.0).contains(&quantile_of(&two, 0.5)));
+    assert!((20_000.0..30_000.0).contains(&quantile_of(&two, 0.95)));
     assert!((40..=80).contains(&slow), "{slow} of {READS} are slow, not about 60");
 
     let tail = measure(Latency::HeavyTailed { median: ms(1), p99: ms(20) })?;
-    let (p50, p90, p99) = (quantile(&tail, 0.5), quantile(&tail, 0.9), quantile(&tail, 0.99));
+    let (p50, p90, p99) = (quantile_of(&tail, 0.5), quantile_of(&tail, 0.9), quantile_of(&tail, 0.99));
     println!("heavy tail: p50 {p50:.0} µs, p90 {p90:.0} µs, p99 {p99:.0} µs, max {:.0} µs", tail[READS - 1]);
     // Of a few hundred values; the model's own test looks closer.
     assert!((900.0..3_000.0).contains(&p50), "p50 {p50}");
@@ -206,14 +199,6 @@ fn the_log_has_the_quantiles_that_were_set() -> Result<()> {
     assert!((4_200.0..9_000.0).contains(&p90), "p90 {p90}");
     assert!((10_000.0..40_000.0).contains(&p99), "p99 {p99}");
     Ok(())
-}
-
-/// The device's entry of a report.
-fn device<'a>(report: &'a Value, disk: &SlowDisk) -> Result<&'a Value> {
-    let (major, minor) = disk.device();
-    let dev = format!("{major}:{minor}");
-    let found = scan::list(report, "devices").iter().find(|entry| entry["dev"] == dev);
-    found.with_context(|| format!("the report has no device {dev}: {:#}", report["devices"]))
 }
 
 /// What the disk says of a scan, and what the tracer says.
@@ -229,7 +214,7 @@ struct Figures {
 impl Figures {
     fn of_log(log: &[Served]) -> Self {
         let sorted = service_us(log);
-        let of = |share| quantile(&sorted, share);
+        let of = |share| quantile_of(&sorted, share);
         let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
         Self { requests: log.len(), mean, p50: of(0.5), p90: of(0.9), p99: of(0.99), max: of(1.0) }
     }
@@ -272,7 +257,7 @@ fn cold_scan(cluster: &Cluster, disk: &SlowDisk) -> Result<(Figures, Figures)> {
 
     assert!(complaints(&report).is_empty(), "{:#?}", complaints(&report));
     assert_eq!(traced_blocks(&report, TABLE), blocks);
-    let entry = device(&report, disk)?;
+    let entry = scan::device(&report, disk)?;
     assert_eq!(count(entry, "/requests")?, log.len() as u64);
     assert_eq!(count(entry, "/bytes")?, log.iter().map(|read| u64::from(read.length)).sum::<u64>());
     Ok((Figures::of_log(&log), Figures::of_device(entry)?))
@@ -288,9 +273,7 @@ fn agrees_with_the_log(file_system: FileSystem, method: &str, latency: Latency) 
         .slow_disk(&disk)
         .start()?;
     let mut client = cluster.connect("postgres")?;
-    let location = disk.tablespace_dir();
-    client.batch_execute(&format!("CREATE TABLESPACE slow LOCATION '{}'", location.display()))?;
-    client.batch_execute("SET default_tablespace = slow")?;
+    scan::use_disk(&mut client, &disk)?;
     scan::create_table(&mut client, TABLE, 64)?;
 
     // Where the machine takes a processor away for ten milliseconds, a mean is no longer that of the disk.

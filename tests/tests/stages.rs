@@ -3,20 +3,20 @@
 use std::{
     collections::HashMap,
     fmt::Write as _,
-    fs,
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use pgiotrace_ebpf::{RequestRecord, request_flags};
+use pgiotrace_ebpf::{RequestRecord, SECTOR_BYTES, request_flags};
 use pgiotrace_tests::{
     Cluster, FileSystem, Latency, PgInstall, RawRecords, Served, SlowDisk, Throttle, Tracer,
     ledger::{complaints, count, report_of, traced_blocks},
-    scan,
+    quantile_of, scan,
 };
 use postgres::Client;
+use procfs::process::Process;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -57,9 +57,7 @@ impl Rig {
         }
         let cluster = builder.start()?;
         let mut client = cluster.connect("postgres")?;
-        let location = disk.tablespace_dir();
-        client.batch_execute(&format!("CREATE TABLESPACE slow LOCATION '{}'", location.display()))?;
-        client.batch_execute("SET default_tablespace = slow")?;
+        scan::use_disk(&mut client, &disk)?;
         scan::create_table(&mut client, TABLE, mebibytes)?;
         Ok(Self { cluster, disk })
     }
@@ -119,23 +117,13 @@ struct Scan {
 
 /// How long a process has been on a processor.
 fn cpu_time(pid: u32) -> Result<Duration> {
-    let schedstat = fs::read_to_string(format!("/proc/{pid}/schedstat"))?;
-    let nanos = schedstat.split_whitespace().next().and_then(|nanos| nanos.parse().ok());
-    Ok(Duration::from_nanos(nanos.context("the kernel does not tell the time on a processor")?))
+    Ok(Duration::from_nanos(Process::new(i32::try_from(pid)?)?.schedstat()?.sum_exec_runtime))
 }
 
 impl Scan {
-    /// The report's entry of the disk's device.
-    fn device(&self, disk: &SlowDisk) -> Result<&Value> {
-        let (major, minor) = disk.device();
-        let dev = format!("{major}:{minor}");
-        let found = scan::list(&self.report, "devices").iter().find(|entry| entry["dev"] == dev);
-        found.with_context(|| format!("the report has no device {dev}: {:#}", self.report["devices"]))
-    }
-
     /// Requests that neither the server queued nor are for a file's pages.
     fn others_of(&self, disk: &SlowDisk) -> Result<usize> {
-        let device = self.device(disk)?;
+        let device = scan::device(&self.report, disk)?;
         ensure!(
             count(device, "/requests")? == self.log.len() as u64,
             "not all requests are counted: {device:#}"
@@ -167,7 +155,7 @@ fn pair(requests: &[&RequestRecord], log: &[Served], others: usize) -> Result<Ve
     let mut pairs = Vec::new();
     for record in requests {
         let (issued, done) = (record.request.issued_ns, record.done_ns);
-        let place = (record.request.sector * 512 + record.start, record.bytes);
+        let place = (record.request.sector * SECTOR_BYTES + record.start, record.bytes);
         let candidates = served.get_mut(&place).with_context(|| format!("the disk served no {record:?}"))?;
         // The log's end is stamped after the answer was given.
         let found = candidates.iter().position(|read| read.start_ns >= issued && read.start_ns <= done);
@@ -183,17 +171,10 @@ fn pair(requests: &[&RequestRecord], log: &[Served], others: usize) -> Result<Ve
     Ok(pairs)
 }
 
-/// The smallest value that at least this share of all does not exceed.
 fn quantile(values: impl Iterator<Item = f64>, share: f64) -> f64 {
     let mut sorted: Vec<_> = values.collect();
     sorted.sort_by(f64::total_cmp);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rank is small and positive"
-    )]
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted[rank.saturating_sub(1).min(sorted.len() - 1)]
+    quantile_of(&sorted, share)
 }
 
 /// Whether the tracer's percentiles are the disk's once the way through the loop driver is taken off each request. That is
@@ -345,7 +326,7 @@ fn is_held_back(what: &str, scan: &Scan, disk: &SlowDisk, reads_per_second: u32)
     ensure!(queue > 0.9 * latency, "the queue has only {queue} of {latency} µs");
     ensure!(device < 0.1 * latency, "the device has {device} of {latency} µs");
     // What a kernel thread queued for the server is not another program's.
-    let users = &scan.device(disk)?["users"];
+    let users = &scan::device(&scan.report, disk)?["users"];
     ensure!(count(users, "/other_requests")? == 0, "{users:#}");
     ensure!(count(users, "/server_bytes")? > count(users, "/unknown_bytes")?, "{users:#}");
     Ok(())

@@ -244,3 +244,20 @@ fn share(folder: &Path) -> Result<()> {
     mount_bind(folder, folder).with_context(what)?;
     mount_change(folder, MountPropagationFlags::SHARED).with_context(what)
 }
+
+/// The smallest of some sorted values that at least this share of all does not exceed: the convention of the tracer's
+/// histograms.
+///
+/// # Panics
+///
+/// When there are no values.
+#[must_use]
+pub fn quantile_of(sorted: &[f64], share: f64) -> f64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rank is small and positive"
+    )]
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted[rank.saturating_sub(1).min(sorted.len() - 1)]
+}
