@@ -5,8 +5,8 @@
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use pgiotrace_ebpf::{
-    Begun, Chain, Counter, DeviceGroup, MergeRecord, NOT_KNOWN, ReadKey, Request, RequestRecord, flags, kind,
-    request_flags,
+    Begun, Chain, Counter, DeviceGroup, MergeRecord, NOT_KNOWN, ReadKey, Request, RequestRecord,
+    SECTOR_BYTES, flags, kind, request_flags,
 };
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     finish::{add, add_latency, raise},
     kernel::{
         Args, BDEV_DISK, BIO_BDEV, BIO_FLAGS, BIO_PRIVATE, BIO_SECTOR, BIO_SIZE, DISK_FIRST_MINOR,
-        DISK_MAJOR, QUEUE_DISK, REQUEST_BIO, REQUEST_BIOTAIL, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN,
+        DISK_MAJOR, Offset, QUEUE_DISK, REQUEST_BIO, REQUEST_BIOTAIL, REQUEST_CMD_FLAGS, REQUEST_DATA_LEN,
         REQUEST_QUEUE, REQUEST_SECTOR,
     },
     maps::{CHAINS, DEVICES, QUEUED, RECORDS, REQUESTS},
@@ -25,8 +25,6 @@ use crate::{
 /// `REQ_OP_MASK` and `REQ_OP_READ` (`include/linux/blk_types.h`).
 const REQ_OP_MASK: u32 = 0xff;
 const REQ_OP_READ: u32 = 0;
-/// Bytes of a sector, as the block layer counts (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
-const SECTOR_BYTES: u64 = 512;
 
 /// `BPF_RB_AVAIL_DATA` and `BPF_RB_RING_SIZE` (`include/uapi/linux/bpf.h`).
 const BPF_RB_AVAIL_DATA: u64 = 0;
@@ -37,13 +35,23 @@ static EMPTY_DEVICE: &DeviceGroup = &DeviceGroup::EMPTY;
 
 #[inline(always)]
 fn is_read(request: u64) -> bool {
-    REQUEST_CMD_FLAGS.read::<u32>(request).is_some_and(|flags| flags & REQ_OP_MASK == REQ_OP_READ)
+    reads(&REQUEST_CMD_FLAGS, request)
+}
+
+#[inline(always)]
+fn is_read_bio(bio: u64) -> bool {
+    reads(&BIO_FLAGS, bio)
+}
+
+#[inline(always)]
+fn reads(flags: &Offset, of: u64) -> bool {
+    flags.read::<u32>(of).is_some_and(|flags| flags & REQ_OP_MASK == REQ_OP_READ)
 }
 
 /// A thread gives a bio to the block layer (Q). From here on it may wait: for a free request above all.
 #[inline(always)]
 pub fn queued(args: &Args) {
-    if BIO_FLAGS.read::<u32>(args.get(0)).is_none_or(|flags| flags & REQ_OP_MASK != REQ_OP_READ) {
+    if !is_read_bio(args.get(0)) {
         return;
     }
     let (_, tid) = process::current();
@@ -145,11 +153,8 @@ fn name_file(address: u64, request: &mut Request) -> Option<()> {
     let first: u64 = REQUEST_BIO.read(address)?;
     let last: u64 = REQUEST_BIOTAIL.read(address)?;
     let place = files::place_of(first)?;
-    // The device's own pages hold the file system's metadata.
-    if !files::is_regular(place.inode)? || !files::is_on_device(place.inode)? {
-        return None;
-    }
-    request.file = files::id_of(place.inode)?;
+    // The device's own pages, which hold the file system's metadata, are of none.
+    request.file = files::on_device(place.inode)?;
     request.offset = place.offset;
     request.file_bytes = REQUEST_DATA_LEN.read(address)?;
     if last == first {
@@ -161,7 +166,6 @@ fn name_file(address: u64, request: &mut Request) -> Option<()> {
     });
     if !follows {
         request.file_bytes = BIO_SIZE.read(first)?;
-        request.flags |= request_flags::MIXED;
         count(Counter::Mixed);
     }
     Some(())
@@ -175,9 +179,7 @@ fn is_of_no_known_read(request: &Request) -> bool {
 
 #[inline(always)]
 fn name_direct_read(address: u64, request: &mut Request) -> Option<()> {
-    let place = files::direct_read_of(REQUEST_BIO.read(address)?)?;
-    request.file = files::id_of(place.inode)?;
-    request.offset = place.offset;
+    (request.file, request.offset) = files::direct_read_of(REQUEST_BIO.read(address)?)?;
     request.flags |= request_flags::DIRECT;
     Some(())
 }
@@ -187,7 +189,7 @@ fn name_direct_read(address: u64, request: &mut Request) -> Option<()> {
 #[inline(always)]
 pub fn split(args: &Args) {
     let front = args.get(0);
-    if BIO_FLAGS.read::<u32>(front).is_none_or(|flags| flags & REQ_OP_MASK != REQ_OP_READ) {
+    if !is_read_bio(front) {
         return;
     }
     let _ = chain(front);
@@ -252,7 +254,7 @@ pub fn merged_bio(args: &Args) {
     let (tgid, tid) = process::current();
     let Some(process) = process::of_cluster(tgid) else { return };
     let bio = args.get(0);
-    if BIO_FLAGS.read::<u32>(bio).is_none_or(|flags| flags & REQ_OP_MASK != REQ_OP_READ) {
+    if !is_read_bio(bio) {
         return;
     }
     let Some(begun) = process::current_read(process) else { return };

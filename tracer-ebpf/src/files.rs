@@ -56,7 +56,8 @@ pub fn describe(begun: &mut Begun) -> Option<bool> {
     if !is_regular(inode)? {
         return Some(false);
     }
-    begun.file = id_of(inode)?;
+    let super_block = INODE_SB.read(inode)?;
+    begun.file = id_of(inode, super_block)?;
     begun.position = match begun.offset {
         OFFSET_OF_FILE_POSITION => FILE_POSITION.read(file).unwrap_or(NOT_KNOWN),
         offset => offset,
@@ -64,7 +65,7 @@ pub fn describe(begun: &mut Begun) -> Option<bool> {
     if FILE_FLAGS.read::<u32>(file)? & O_DIRECT != 0 {
         begun.flags |= flags::DIRECT;
     }
-    if !is_on_device(inode)? {
+    if !is_on_device(super_block)? {
         begun.flags |= flags::NO_DEVICE;
     }
     Some(true)
@@ -72,24 +73,29 @@ pub fn describe(begun: &mut Begun) -> Option<bool> {
 
 /// Whether an inode is a regular file's.
 #[inline(always)]
-pub fn is_regular(inode: u64) -> Option<bool> {
+fn is_regular(inode: u64) -> Option<bool> {
     Some(INODE_MODE.read::<u16>(inode)? & S_IFMT == S_IFREG)
 }
 
-/// Whether an inode's file system is on a block device. Shared memory is not (tmpfs, hugetlbfs), and shared buffers are where
-/// direct reads of PostgreSQL go to.
+/// Whether a file system is on a block device. Shared memory is not (tmpfs, hugetlbfs), and shared buffers are where direct
+/// reads of PostgreSQL go to.
 #[inline(always)]
-pub fn is_on_device(inode: u64) -> Option<bool> {
-    let super_block: u64 = INODE_SB.read(inode)?;
+fn is_on_device(super_block: u64) -> Option<bool> {
     Some(SB_BDEV.read::<u64>(super_block)? != 0 || SB_MAGIC.read::<u64>(super_block)? == BTRFS_SUPER_MAGIC)
 }
 
-/// The file of an inode.
+/// The file of an inode; `None` when it is no regular one on a block device.
 #[inline(always)]
-pub fn id_of(inode: u64) -> Option<FileId> {
+pub fn on_device(inode: u64) -> Option<FileId> {
+    let super_block = INODE_SB.read(inode)?;
+    if is_regular(inode)? && is_on_device(super_block)? { id_of(inode, super_block) } else { None }
+}
+
+#[inline(always)]
+fn id_of(inode: u64, super_block: u64) -> Option<FileId> {
     Some(FileId {
         inode: INODE_INO.read(inode)?,
-        device: SB_DEV.read(INODE_SB.read(inode)?)?,
+        device: SB_DEV.read(super_block)?,
         generation: INODE_GENERATION.read(inode)?,
     })
 }
@@ -122,17 +128,16 @@ pub fn place_of(bio: u64) -> Option<Place> {
 /// What hangs there is believed only if all it leads to fits: a regular file on a disk, whose size is the one that was noted when
 /// the read began (`__iomap_dio_rw`).
 #[inline(always)]
-pub fn direct_read_of(bio: u64) -> Option<Place> {
+pub fn direct_read_of(bio: u64) -> Option<(FileId, u64)> {
     let private: u64 = BIO_PRIVATE.read(bio)?;
     read_of_dio(private).or_else(|| read_of_dio(BIO_PRIVATE.read(private)?))
 }
 
 #[inline(always)]
-fn read_of_dio(dio: u64) -> Option<Place> {
+fn read_of_dio(dio: u64) -> Option<(FileId, u64)> {
     let iocb: u64 = DIO_IOCB.read(dio)?;
     let inode: u64 = FILE_INODE.read(IOCB_FILE.read(iocb)?)?;
-    let fits = is_regular(inode)?
-        && is_on_device(inode)?
-        && INODE_SIZE.read::<u64>(inode)? == DIO_SIZE.read::<u64>(dio)?;
-    fits.then_some(Place { inode, offset: IOCB_POSITION.read(iocb)? })
+    let file = on_device(inode)?;
+    let fits = INODE_SIZE.read::<u64>(inode)? == DIO_SIZE.read::<u64>(dio)?;
+    fits.then_some((file, IOCB_POSITION.read(iocb)?))
 }

@@ -107,6 +107,9 @@ pub mod globals {
 /// A time that is not known.
 pub const NOT_KNOWN: u64 = u64::MAX;
 
+/// Bytes of a sector, as the block layer counts (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
+pub const SECTOR_BYTES: u64 = 512;
+
 /// [`Begun::offset`] of a call that names none (`read`, `readv`).
 pub const OFFSET_OF_FILE_POSITION: u64 = u64::MAX;
 
@@ -309,8 +312,6 @@ pub mod request_flags {
     pub const HELD: u32 = 1;
     /// A process of the cluster queued it.
     pub const CLUSTER: u32 = 2;
-    /// Its first bytes only are of the file that is named: pages of others, or of elsewhere, were merged behind them.
-    pub const MIXED: u32 = 4;
     /// More parts of the same request follow.
     pub const PART: u32 = 8;
     /// It is for a direct read of the file that is named, which began at the offset that is named.

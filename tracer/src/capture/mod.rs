@@ -106,3 +106,9 @@ pub trait Capture {
     /// Ends the capture: hands over what is left, and says what is known only now.
     fn finish(self, sink: &mut impl FnMut(Event)) -> impl Future<Output = Result<Ending, Self::Error>>;
 }
+
+/// `CLOCK_MONOTONIC`, the clock of the kernel's records, in nanoseconds.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

@@ -6,11 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::{Client, Row, Statement};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::aio_target::AioTarget;
+use super::{aio_target::AioTarget, monotonic_ns};
 use crate::server::InnerPid;
 use crate::server::connect::{Connector, innermost};
 use crate::server::facts::{ServerFacts, facts};
@@ -357,10 +356,4 @@ fn aio_row(row: &Row) -> Result<AioRow, postgres::Error> {
 
 fn inner_pid(pid: i32) -> InnerPid {
     InnerPid(pid.unsigned_abs())
-}
-
-/// `CLOCK_MONOTONIC`, the clock of the kernel's records, in nanoseconds.
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

@@ -289,13 +289,10 @@ fn range_of(read: &ReadRecord) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use pgiotrace_ebpf::{Begun, Request, request_flags};
+    use pgiotrace_ebpf::{Begun, Request, SECTOR_BYTES, request_flags};
 
     use super::{
-        super::{
-            parts::SECTOR_BYTES,
-            sums::{Adopted, FromDevice},
-        },
+        super::sums::{Adopted, FromDevice},
         *,
     };
     use crate::model::io::Stage;

@@ -1,12 +1,11 @@
 //! A block request, as the join sees it.
 
-use pgiotrace_ebpf::{FileId, MergeRecord, NOT_KNOWN, ReadKey, Request, RequestRecord, request_flags};
+use pgiotrace_ebpf::{
+    FileId, MergeRecord, NOT_KNOWN, ReadKey, Request, RequestRecord, SECTOR_BYTES, request_flags,
+};
 
 use super::stages::Waited;
 use crate::model::intervals::Intervals;
-
-/// Bytes of a sector (`SECTOR_SHIFT`, `include/linux/blk_types.h`).
-pub(super) const SECTOR_BYTES: u64 = 512;
 
 /// A completed request, or a part of one.
 #[derive(Debug, Clone)]

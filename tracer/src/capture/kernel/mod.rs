@@ -24,6 +24,7 @@ use pgiotrace_ebpf::{
 use tokio::io::unix::AsyncFd;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::monotonic_ns;
 use crate::server::{Pid, probes::ProbePoints};
 use btf::{BtfError, KernelTypes};
 use probes::ProbeError;
@@ -566,8 +567,7 @@ impl Kernel {
     }
 
     fn waiting(&self) -> Result<Vec<WaitRecord>, KernelError> {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let now_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
+        let now_ns = monotonic_ns();
         let processes = self.entries::<4, { size_of::<Process>() }>(maps::PROCESSES)?;
         let waiting = processes.into_iter().filter_map(|(tgid, process)| {
             let process = Process::read_from_bytes(&process).ok()?;
