@@ -15,6 +15,8 @@ pub struct Person {
     pub inner_pid: Option<InnerPid>,
     /// Number of an io worker.
     pub io_worker: Option<u32>,
+    /// Leader of the parallel group, as its title says.
+    pub title_leader: Option<InnerPid>,
     /// Its row of `pg_stat_activity`, the newest that was sampled.
     pub activity: Option<ActivityRow>,
     /// What its title says it is, for want of such a row.
@@ -22,6 +24,12 @@ pub struct Person {
 }
 
 impl Person {
+    /// Leader of the parallel group, where this is a parallel worker. The title tells it also of one that came and went
+    /// between two samples.
+    pub fn leader(&self) -> Option<InnerPid> {
+        self.activity.as_ref().and_then(|row| row.leader).or(self.title_leader)
+    }
+
     /// With `update_process_title` off the title has no number, and may be all that is known.
     fn is_io_worker(&self) -> bool {
         let in_view = self.activity.as_ref().and_then(|row| row.backend_type.as_deref());
@@ -31,6 +39,8 @@ impl Person {
 
 /// What PostgreSQL calls them, in titles and in `pg_stat_activity.backend_type`.
 const IO_WORKER: &str = "io worker";
+/// How the title of a parallel worker begins; behind it stands its leader's PID.
+const PARALLEL_WORKER: &str = "parallel worker for PID ";
 
 /// Processes by PID; one that ended is told from a later one of its PID.
 #[derive(Debug, Default)]
@@ -87,6 +97,7 @@ impl People {
         person.inner_pid = Some(process.inner_pid);
         person.io_worker = io_worker_number(&process.title);
         person.title_type = type_of_title(&process.title);
+        person.title_leader = leader_of_title(&process.title);
         if let Some(row) = self.unclaimed.remove(&process.inner_pid) {
             person.activity = Some(row);
         }
@@ -135,6 +146,12 @@ fn last_part(title: &str) -> Option<&str> {
     title.trim_end().strip_prefix("postgres: ")?.rsplit(": ").next()
 }
 
+/// The leader in a title `postgres: [cluster: ]parallel worker for PID N` (`InitializeParallelDSM`,
+/// `src/backend/access/transam/parallel.c`, names the worker so).
+fn leader_of_title(title: &str) -> Option<InnerPid> {
+    last_part(title)?.strip_prefix(PARALLEL_WORKER)?.trim().parse().ok().map(InnerPid)
+}
+
 /// The type of an auxiliary process, from a title such as `postgres: checkpointer`. Titles of sessions name user and
 /// database in one string that cannot be taken apart for sure.
 fn type_of_title(title: &str) -> Option<String> {
@@ -150,6 +167,9 @@ fn type_of_title(title: &str) -> Option<String> {
         "walwriter",
     ];
     let last = last_part(title)?;
+    if last.starts_with(PARALLEL_WORKER) {
+        return Some("parallel worker".to_owned());
+    }
     if last == IO_WORKER || io_worker_number(title).is_some() {
         return Some(IO_WORKER.to_owned());
     }
@@ -184,6 +204,8 @@ mod tests {
         assert_eq!(io_worker_number("postgres: alice shop [local] SELECT"), None);
         assert_eq!(type_of_title("postgres: 18/main: checkpointer ").as_deref(), Some("checkpointer"));
         assert_eq!(type_of_title("postgres: alice shop [local] SELECT"), None);
+        assert_eq!(leader_of_title("postgres: main: parallel worker for PID 42 "), Some(InnerPid(42)));
+        assert_eq!(leader_of_title("postgres: io worker 2"), None);
         assert_eq!(
             type_of_title("postgres: io worker").as_deref(),
             Some("io worker"),

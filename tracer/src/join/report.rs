@@ -60,6 +60,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         ledger,
         filter: filter(&join),
         overhead: overhead(ending, attach_ms),
+        verdicts: Vec::new(),
         methods: methods(&join, known),
         backends: backends(&join, known),
         ended_backends: ended_backends(&join, known),
@@ -144,6 +145,10 @@ fn target(join: &Join) -> Target {
         data_directory: join.server.data_directory.to_string_lossy().into_owned(),
         server_version: facts.map_or_else(|| join.server.major.to_string(), |facts| facts.version.clone()),
         io_method: facts.and_then(|facts| facts.io_method.clone()),
+        cluster_name: facts
+            .and_then(|facts| facts.settings.get("cluster_name").cloned())
+            .filter(|name| !name.is_empty()),
+        settings: facts.map(|facts| facts.settings.clone()).unwrap_or_default(),
     }
 }
 
@@ -274,7 +279,7 @@ fn backends(join: &Join, known: Known) -> Vec<Backend> {
     let backend = |(incarnation, totals): (&_, &IoTotals)| {
         let person = join.people.get(*incarnation).unwrap_or(&nobody);
         let row = person.activity.as_ref();
-        let leader = row.and_then(|row| row.leader);
+        let leader = person.leader();
         Backend {
             pid: incarnation.pid.0,
             backend_type: row

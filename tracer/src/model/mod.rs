@@ -8,6 +8,7 @@ mod doctor;
 pub mod intervals;
 pub mod io;
 mod stat;
+mod verdict;
 
 pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
@@ -16,3 +17,4 @@ pub use stat::{
     IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, PgProbes, Relation,
     RequestSizes, STAT_SCHEMA, Stages, StatReport, Target, Users, Window,
 };
+pub use verdict::{Severity, Verdict};

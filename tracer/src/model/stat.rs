@@ -3,9 +3,11 @@
 //! Field names are the JSON keys: keys may be added, never renamed. `None` is "not measured" and becomes
 //! `null`; it is never shown as zero.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::Dist;
+use super::{Dist, Verdict};
 
 /// Value of the key `schema` of a `stat` report.
 pub const STAT_SCHEMA: &str = "pgiotrace.stat/1";
@@ -25,6 +27,8 @@ pub struct StatReport {
     pub filter: Option<FilterReport>,
     /// What the tracer itself cost.
     pub overhead: Overhead,
+    /// What this amounts to, worst first; empty where no rule found anything.
+    pub verdicts: Vec<Verdict>,
     /// One entry a method that executed reads, busiest first.
     pub methods: Vec<MethodTotals>,
     /// One entry a process that owned reads, busiest first.
@@ -52,6 +56,11 @@ pub struct Target {
     pub server_version: String,
     /// `SHOW io_method`; `None` before PostgreSQL 18 or when nobody could be asked.
     pub io_method: Option<String>,
+    /// `cluster_name`, where one is set.
+    pub cluster_name: Option<String>,
+    /// Settings that bear on reading, as `SHOW` writes them; those that the role may not see, or the server does not have,
+    /// are missing.
+    pub settings: BTreeMap<String, String>,
 }
 
 /// When the trace ran.

@@ -1,5 +1,7 @@
 //! Reports for the snapshot tests of all forms.
 
+use std::collections::BTreeMap;
+
 use crate::model::{
     Backend, Bounds, ByExecutor, ByMethod, BySource, Check, Depth, Device, Dist, DoctorReport, EndedBackends,
     FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, Relation,
@@ -51,6 +53,8 @@ pub fn empty() -> StatReport {
             data_directory: "/var/lib/postgresql/18/main".to_owned(),
             server_version: "18.1".to_owned(),
             io_method: Some("worker".to_owned()),
+            cluster_name: None,
+            settings: BTreeMap::new(),
         },
         window: Window { start: "2026-01-31T10:00:00.123456Z".to_owned(), duration_s: 10.004 },
         ledger: Ledger { complete: true, ..Ledger::default() },
@@ -63,6 +67,7 @@ pub fn empty() -> StatReport {
             attach_ms: 310.0,
             pg_probes: None,
         },
+        verdicts: Vec::new(),
         methods: Vec::new(),
         backends: Vec::new(),
         ended_backends: Vec::new(),

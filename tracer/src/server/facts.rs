@@ -1,6 +1,6 @@
 //! What a server says about itself.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use postgres::Client;
@@ -8,8 +8,22 @@ use postgres::Client;
 use super::InnerPid;
 
 /// Settings that are asked for; those that the role may not see are missing in `pg_settings`.
-const SETTINGS: [&str; 5] =
-    ["server_version", "io_method", "io_workers", "io_max_workers", "track_io_timing"];
+const SETTINGS: [&str; 14] = [
+    "block_size",
+    "cluster_name",
+    "compute_query_id",
+    "debug_io_direct",
+    "effective_io_concurrency",
+    "io_combine_limit",
+    "io_max_concurrency",
+    "io_max_workers",
+    "io_method",
+    "io_workers",
+    "server_version",
+    "shared_buffers",
+    "track_activity_query_size",
+    "track_io_timing",
+];
 
 /// What a server says about itself and about the role that asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +36,8 @@ pub struct ServerFacts {
     pub io_workers: Option<u32>,
     /// `track_io_timing`.
     pub track_io_timing: bool,
+    /// All settings that were asked for and seen, as `SHOW` writes them (`128kB`).
+    pub settings: BTreeMap<String, String>,
     /// The role that asks.
     pub user: String,
     /// Database of the session.
@@ -45,6 +61,7 @@ impl ServerFacts {
             io_method: Some("worker".to_owned()),
             io_workers: Some(3),
             track_io_timing: false,
+            settings: BTreeMap::new(),
             user: "alice".to_owned(),
             database: "shop".to_owned(),
             backend: InnerPid(1),
@@ -97,14 +114,15 @@ pub fn facts(client: &mut Client) -> Result<ServerFacts, postgres::Error> {
     // Not SHOW or current_setting(): they fail where the role may not see a setting, and the view leaves it
     // out.
     let rows = client.query(
-        "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY ($1)",
+        "SELECT name, pg_catalog.current_setting(name) FROM pg_catalog.pg_settings
+        WHERE name = ANY ($1)",
         &[&SETTINGS.as_slice()],
     )?;
-    let mut settings = HashMap::new();
+    let mut settings = BTreeMap::new();
     for row in rows {
-        settings.insert(row.try_get::<_, String>(0)?, row.try_get::<_, String>(1)?);
+        settings.insert(row.try_get::<_, String>("name")?, row.try_get::<_, String>("current_setting")?);
     }
-    let mut setting = |name: &str| settings.remove(name);
+    let setting = |name: &str| settings.get(name).cloned();
     // A setting that every version has parses; the fallbacks are the defaults of pg_config.h and
     // guc_tables.c.
     let number = |value: Option<String>| value.and_then(|value| value.parse::<u32>().ok());
@@ -126,6 +144,7 @@ pub fn facts(client: &mut Client) -> Result<ServerFacts, postgres::Error> {
         reads_all_stats: row.try_get(3)?,
         is_monitor: row.try_get(4)?,
         reads_aios: row.try_get(5)?,
+        settings,
     })
 }
 
