@@ -21,6 +21,8 @@ pub struct Ended {
     pub run_delay_ns: u64,
     /// Bytes, or a negative errno.
     pub result: i64,
+    /// As in [`ReadRecord`].
+    pub waiter_tgids: [u32; 2],
 }
 
 /// What a group starts from: too large for a program's stack.
@@ -46,6 +48,7 @@ pub fn read(begun: &Begun, ended: &Ended) {
         run_delay_ns: ended.run_delay_ns,
         end_ns,
         result: ended.result,
+        waiter_tgids: ended.waiter_tgids,
         begun: *begun,
     });
     entry.submit(0);

@@ -1,9 +1,9 @@
 //! Finding PostgreSQL's I/O handle from what a system call or an io_uring request carries, and validating it.
 
-use aya_ebpf::helpers::bpf_probe_read_user_buf;
+use aya_ebpf::helpers::{bpf_probe_read_user, bpf_probe_read_user_buf};
 use pgiotrace_ebpf::{Begun, Cluster, Counter, HandleUse, flags, handle};
 
-use crate::{counters::count, maps::STAGED};
+use crate::{counters::count, maps::STAGED, process};
 
 /// What the caller knows of the I/O; a handle that disagrees is not its handle.
 pub struct Expected {
@@ -129,9 +129,22 @@ pub fn validate(cluster: &Cluster, io_id: u32, expected: &Expected) -> Option<Va
         fork: bytes.0[handle::FORK_NUM],
         is_temp: bytes.0[handle::IS_TEMP] & 1,
         flags: bytes.0[handle::FLAGS],
-        reserved: 0,
+        is_abandoned: u8::from(bytes.u64(handle::RESOWNER) == 0),
     };
     Some(Validated { handle, offset: bytes.u64(handle::OFFSET) })
+}
+
+/// The first and the last process that wait for a read that has just been executed; 0: none, or not known.
+#[inline(always)]
+pub fn waiters(begun: &Begun) -> [u32; 2] {
+    let (Some(cluster), true) = (process::cluster(), begun.flags & flags::HANDLE != 0) else { return [0; 2] };
+    let address = cluster.handles + u64::from(begun.handle.io_id) * handle::SIZE as u64;
+    // SAFETY: the helper checks the address itself.
+    let ends = unsafe { bpf_probe_read_user((address + handle::CV_WAKEUP as u64) as *const [i32; 2]) };
+    match ends {
+        Ok([first, last]) if first >= 0 => [process::owner_of(first), process::owner_of(last)],
+        _ => [0; 2],
+    }
 }
 
 /// When the owner handed a read over to its executor; 0 when that is not known.

@@ -62,6 +62,7 @@ pub fn submit(args: &Args) {
         // Its offset stands where only the kernel's own code looks.
         begun.position = NOT_KNOWN;
     }
+    process::describe_execution(&mut begun, process, cluster);
     begun.run_delay_ns = process::run_delay();
     begun.staged_ns = handles::staged_ns(&begun);
     // SAFETY: a helper without preconditions.
@@ -116,6 +117,9 @@ fn complete(request: u64, begun: &Begun, result: i32) {
     let run_delay_ns =
         if tid == begun.caller_tgid { process::run_delay_since(begun.run_delay_ns) } else { NOT_KNOWN };
     let executor_tgid = begun.caller_tgid;
-    finish::read(begun, &Ended { executor_tgid, executor_tid, run_delay_ns, result: i64::from(result) });
+    // Who waits for it waits for the ring, not for the handle's condition variable.
+    let waiter_tgids = [0; 2];
+    let result = i64::from(result);
+    finish::read(begun, &Ended { executor_tgid, executor_tid, run_delay_ns, result, waiter_tgids });
     let _ = IO_URING_READS.remove(request);
 }

@@ -127,6 +127,8 @@ pub struct Cluster {
     pub iovecs: u64,
     /// Address of the variable `MyProcNumber` in every process of the cluster; 0: not known.
     pub my_proc_number: u64,
+    /// Address of the variable `MyBEEntry` in every process of the cluster; 0: queries are not looked for.
+    pub my_be_entry: u64,
     /// Number of handles.
     pub handle_count: u32,
     /// Number of iovecs.
@@ -163,6 +165,33 @@ pub struct Process {
     pub awaited_io_id: u32,
     /// Explicit padding.
     pub reserved: u32,
+    /// Address of its [`status`] in shared memory; 0 until it has one.
+    pub status: u64,
+    /// What it was executing when [`Process::wait`] began.
+    pub execution: Execution,
+}
+
+/// One execution of a query, as a process says of itself in shared memory.
+#[repr(C)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Execution {
+    /// `st_activity_start_timestamp`: microseconds since 2000-01-01 00:00 UTC; 0: not known, or none.
+    pub started_us: i64,
+    /// `st_query_id`; 0: not computed (yet).
+    pub query_id: i64,
+}
+
+/// Layout of what a process says of itself, `struct PgBackendStatus` (`src/include/utils/backend_status.h`), on 64-bit
+/// machines: the same in PostgreSQL 14 to 19.
+pub mod status {
+    /// `st_activity_start_timestamp`, a `TimestampTz`.
+    pub const ACTIVITY_START: u64 = 32;
+    /// `st_query_id`, 64 bits.
+    pub const QUERY_ID: u64 = 424;
 }
 
 /// System calls in which a process may wait: [`Process::wait`], [`WaitRecord::wait`].
@@ -251,8 +280,8 @@ pub struct HandleUse {
     pub is_temp: u8,
     /// `PgAioHandle.flags`.
     pub flags: u8,
-    /// Explicit padding.
-    pub reserved: u8,
+    /// 1: its owner had let go of it before it was executed (the query failed): `PgAioHandle.resowner` is null.
+    pub is_abandoned: u8,
 }
 
 /// A read that has begun.
@@ -287,6 +316,8 @@ pub struct Begun {
     pub flags: u32,
     /// Valid when [`flags::HANDLE`] is set.
     pub handle: HandleUse,
+    /// What the owner was executing, where it was the owner who began the read.
+    pub execution: Execution,
 }
 
 /// Bits of [`Begun::flags`].
@@ -304,6 +335,8 @@ pub mod flags {
     /// The file's own file system is on no block device: overlayfs, a network file system, FUSE. Which requests its reads wait for
     /// cannot be told.
     pub const NO_DEVICE: u32 = 32;
+    /// [`super::Begun::execution`] was read.
+    pub const EXECUTION: u32 = 64;
 }
 
 /// Bits of [`RequestRecord::flags`].
@@ -357,6 +390,9 @@ pub struct ReadRecord {
     pub end_ns: u64,
     /// Bytes, or a negative errno.
     pub result: i64,
+    /// TGIDs of the first and the last process that waited for the read when it ended, as the handle's condition variable
+    /// lists them; 0: none, or not known.
+    pub waiter_tgids: [u32; 2],
     /// How it began.
     pub begun: Begun,
 }
@@ -548,6 +584,8 @@ pub struct WaitRecord {
     pub awaited_io_id: u32,
     /// One of [`wait`].
     pub wait: u32,
+    /// [`Process::execution`].
+    pub execution: Execution,
 }
 
 /// Read requests of one device.
@@ -648,21 +686,22 @@ pub enum Counter {
 pub const COUNTER_COUNT: u32 = 18;
 
 const _: () = {
-    assert!(size_of::<Cluster>() == 48);
-    assert!(size_of::<Process>() == 40);
+    assert!(size_of::<Cluster>() == 56);
+    assert!(size_of::<Process>() == 64);
+    assert!(size_of::<Execution>() == 16);
     assert!(size_of::<Staged>() == 16);
     assert!(size_of::<FileId>() == 16);
     assert!(size_of::<ReadKey>() == 16);
     assert!(size_of::<HandleUse>() == 40);
-    assert!(size_of::<Begun>() == 120);
-    assert!(size_of::<ReadRecord>() == 160);
+    assert!(size_of::<Begun>() == 136);
+    assert!(size_of::<ReadRecord>() == 184);
     assert!(size_of::<ProcessRecord>() == 16);
     assert!(size_of::<GroupKey>() == 12);
     assert!(size_of::<Chain>() == 24);
     assert!(size_of::<Request>() == 112);
     assert!(size_of::<RequestRecord>() == 136);
     assert!(size_of::<MergeRecord>() == 40);
-    assert!(size_of::<WaitRecord>() == 40);
+    assert!(size_of::<WaitRecord>() == 56);
     assert!(size_of::<Histogram>() == 16 + 4 * BUCKETS);
     assert!(size_of::<Group>() == 32 + size_of::<Histogram>());
     assert!(size_of::<DeviceGroup>() == 72 + 3 * size_of::<Histogram>());

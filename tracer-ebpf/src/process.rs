@@ -5,7 +5,9 @@ use aya_ebpf::helpers::{
     generated::{bpf_get_current_task, bpf_ktime_get_ns},
 };
 use aya_log_ebpf::warn;
-use pgiotrace_ebpf::{Begun, Cluster, Counter, NOT_KNOWN, Process, ProcessRecord, kind};
+use pgiotrace_ebpf::{
+    Begun, Cluster, Counter, Execution, NOT_KNOWN, Process, ProcessRecord, flags, kind, status,
+};
 
 use crate::{
     counters::count,
@@ -95,6 +97,43 @@ pub fn learn_proc_number(tgid: u32, process: *mut Process, cluster: &Cluster) ->
         unsafe { (*process).proc_number = number };
     }
     number
+}
+
+/// What the current process of the cluster is executing, as it says itself: nobody else writes there, so nothing changes
+/// meanwhile. `None` where that cannot be told.
+#[inline(always)]
+pub fn execution(process: *mut Process, cluster: &Cluster) -> Option<Execution> {
+    if cluster.my_be_entry == 0 {
+        return None;
+    }
+    // SAFETY: a live map value, as in `learn_proc_number`.
+    let mut at = unsafe { (*process).status };
+    if at == 0 {
+        // Set once in a process's life (`pgstat_beinit`, `src/backend/utils/activity/backend_status.c`).
+        at = user(cluster.my_be_entry)?;
+        if at == 0 {
+            return None;
+        }
+        // SAFETY: as above.
+        unsafe { (*process).status = at };
+    }
+    Some(Execution { started_us: user(at + status::ACTIVITY_START)?, query_id: user(at + status::QUERY_ID)? })
+}
+
+/// Adds to a read what its owner, which begins it, executes.
+#[inline(always)]
+pub fn describe_execution(begun: &mut Begun, process: *mut Process, cluster: &Cluster) {
+    if let Some(execution) = execution(process, cluster) {
+        begun.execution = execution;
+        begun.flags |= flags::EXECUTION;
+    }
+}
+
+/// Reads eight bytes of the current process's memory.
+#[inline(always)]
+fn user<T>(address: u64) -> Option<T> {
+    // SAFETY: the helper checks the address itself.
+    unsafe { bpf_probe_read_user(address as *const T) }.ok()
 }
 
 /// The TGID that holds a slot of the process array; 0 when that is not known.

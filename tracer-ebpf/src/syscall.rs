@@ -103,7 +103,10 @@ fn enter_read(args: &Args, number: u64) {
     };
     let proc_number = process::learn_proc_number(tgid, process, cluster);
     let call = decode(number, &regs);
-    let Some(begun) = begin(cluster, &call, &regs, tgid, proc_number) else { return };
+    let Some(mut begun) = begin(cluster, &call, &regs, tgid, proc_number) else { return };
+    if begun.owner_tgid == tgid {
+        process::describe_execution(&mut begun, process, cluster);
+    }
     if begun.flags & flags::HANDLE_REJECTED != 0 {
         debug!(
             args,
@@ -135,7 +138,11 @@ fn exit_read(args: &Args) {
     let begun = unsafe { &*begun };
     let run_delay_ns = process::run_delay_since(begun.run_delay_ns);
     let result = args.get(1) as i64;
-    finish::read(begun, &Ended { executor_tgid: tgid, executor_tid: tid, run_delay_ns, result });
+    let waiter_tgids = handles::waiters(begun);
+    finish::read(
+        begun,
+        &Ended { executor_tgid: tgid, executor_tid: tid, run_delay_ns, result, waiter_tgids },
+    );
     let _ = SYSCALL_READS.remove(tid);
 }
 

@@ -12,13 +12,16 @@ const SHORTEST_NS: u64 = 1_000;
 #[inline(always)]
 pub fn begin(kind: u32) {
     let (tgid, tid) = process::current();
-    let Some(process) = process::of_cluster(tgid) else { return };
+    let (Some(process), Some(cluster)) = (process::of_cluster(tgid), process::cluster()) else { return };
     // Backends have one thread of their own; the others that share the TGID are io-wq threads.
     if tid != tgid {
         return;
     }
+    // Now, before it waits: afterwards it may be told to execute something else.
+    let execution = process::execution(process, cluster).unwrap_or_default();
     // SAFETY: a live map value, and only its own thread changes these members.
     let process = unsafe { &mut *process };
+    process.execution = execution;
     process.wait = kind;
     // SAFETY: a helper without preconditions.
     process.wait_start_ns = unsafe { bpf_ktime_get_ns() };
@@ -54,6 +57,7 @@ pub fn end() {
         awaited_generation: process.awaited_generation,
         awaited_io_id: process.awaited_io_id,
         wait: kind_of_wait,
+        execution: process.execution,
     });
     entry.submit(0);
     // One wait takes several calls when other reads complete first (`pgaio_uring_wait_one`,

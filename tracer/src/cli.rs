@@ -21,7 +21,7 @@ use crate::present::{Destination, Format};
 
 /// Samples of `pg_stat_activity` and `pg_aios` a second, unless asked otherwise.
 const DEFAULT_SAMPLE_RATE: &str = "20";
-/// Default of `--ring-kib`: at 136 bytes a record, room for 123,000 reads between two visits.
+/// Default of `--ring-kib`: at 192 bytes a record, room for 87,000 reads between two visits.
 const DEFAULT_RING_KIB: &str = "16384";
 
 /// More samples a second than this would load the server that is looked at.
@@ -172,6 +172,10 @@ struct StatArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(0..=MAX_SAMPLE_RATE))]
     sample_rate: u32,
 
+    /// Leave the texts of queries out: they are shown by their query_id
+    #[arg(long)]
+    no_query_text: bool,
+
     /// Probe PostgreSQL's functions as well: exact pg_queue and wakeup times
     ///
     /// Measures how long reads wait for an io worker or their submission, and how long after their end their owner runs
@@ -222,6 +226,12 @@ struct FilterArgs {
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     user: Vec<String>,
 
+    /// Only reads that this query wanted, as far as that is known; may be repeated
+    ///
+    /// The number is that of pg_stat_activity and pg_stat_statements; the server must compute it (compute_query_id).
+    #[arg(long, value_name = "ID", allow_negative_numbers = true)]
+    query_id: Vec<i64>,
+
     /// Only reads that took at least this long: 5ms, 250us
     #[arg(long, value_name = "TIME", value_parser = positive_duration)]
     min_latency: Option<Duration>,
@@ -269,6 +279,8 @@ pub struct StatOptions {
     pub until: Until,
     /// Samples of `pg_stat_activity` and `pg_aios` a second; `None`: no sampling.
     pub sample_rate: Option<NonZeroU32>,
+    /// Whether the texts of queries are asked for.
+    pub query_text: bool,
     /// Which reads count.
     pub filter: Filter,
     /// How owners are found.
@@ -334,6 +346,8 @@ pub struct Filter {
     pub databases: Vec<String>,
     /// Roles of the owners.
     pub users: Vec<String>,
+    /// Identifiers of the queries.
+    pub query_ids: Vec<i64>,
     /// Shortest latency that counts.
     pub min_latency: Option<Duration>,
 }
@@ -493,15 +507,32 @@ impl ConnectionArgs {
 
 impl StatArgs {
     fn into_options(self, connection: ConnectionOptions, report: ReportOptions) -> StatOptions {
-        let Self { duration, sample_rate, filter, pg_probes, attribution, ring_kib, raw_records, command } =
-            self;
-        let FilterArgs { pid, relation, database, user, min_latency } = filter;
+        let Self {
+            duration,
+            sample_rate,
+            no_query_text,
+            filter,
+            pg_probes,
+            attribution,
+            ring_kib,
+            raw_records,
+            command,
+        } = self;
+        let FilterArgs { pid, relation, database, user, query_id, min_latency } = filter;
         StatOptions {
             connection,
             report,
             until: until(duration, command),
             sample_rate: NonZeroU32::new(sample_rate),
-            filter: Filter { pids: pid, relations: relation, databases: database, users: user, min_latency },
+            query_text: !no_query_text,
+            filter: Filter {
+                pids: pid,
+                relations: relation,
+                databases: database,
+                users: user,
+                query_ids: query_id,
+                min_latency,
+            },
             attribution,
             pg_probes,
             ring_kib,
@@ -598,6 +629,7 @@ mod tests {
             report: ReportOptions { destination: Destination::Stdout, format: Format::Text },
             until: Until::Interrupted,
             sample_rate: NonZeroU32::new(20),
+            query_text: true,
             filter: Filter::default(),
             attribution: Attribution::Handle,
             pg_probes: false,
@@ -694,7 +726,7 @@ mod tests {
     fn filters_may_be_repeated() {
         let filter = stat(
             "pgiotrace stat --pid 1 --pid 2 --relation a --relation s.B --database x --user u --user v \
-             --min-latency 5ms",
+             --query-id -7 --query-id=8 --min-latency 5ms",
         )
         .filter;
         let relation = |schema: Option<&str>, name: &str| RelationName {
@@ -706,6 +738,7 @@ mod tests {
             relations: vec![relation(None, "a"), relation(Some("s"), "b")],
             databases: vec!["x".to_owned()],
             users: vec!["u".to_owned(), "v".to_owned()],
+            query_ids: vec![-7, 8],
             min_latency: Some(Duration::from_millis(5)),
         };
         assert_eq!(filter, expected);

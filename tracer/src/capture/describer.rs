@@ -15,6 +15,7 @@ use crate::{
     server::{
         Pid,
         discover::{self, Server},
+        own_sessions::{OwnSessions, Serves},
     },
 };
 
@@ -22,6 +23,10 @@ use crate::{
 pub struct Describer {
     files: Files,
     described: HashSet<Pid>,
+    /// The tracer's own sessions, where it has any.
+    pub own: OwnSessions,
+    /// Whether it is open of some process whom it serves.
+    is_undecided: bool,
     /// Looks up names of relations, where the server may be asked.
     pub resolver: Option<Resolver>,
     asked: HashSet<RelationKey>,
@@ -34,6 +39,8 @@ impl Describer {
         Self {
             files: Files::new(server),
             described: HashSet::new(),
+            own: OwnSessions::default(),
+            is_undecided: false,
             resolver: None,
             asked: HashSet::new(),
             last_asked: None,
@@ -62,6 +69,16 @@ impl Describer {
         false
     }
 
+    /// Says which processes serve the tracer, once that is decided of all.
+    pub fn decide_own(&mut self, sink: &mut impl FnMut(Event)) {
+        if self.is_undecided
+            && let Some(own) = self.own.all()
+        {
+            self.is_undecided = false;
+            sink(Event::OwnSessions(own));
+        }
+    }
+
     /// Says who executor and owner are, when they are new.
     fn introduce(&mut self, record: &ReadRecord, sink: &mut impl FnMut(Event)) {
         for tgid in [record.executor_tgid, record.begun.owner_tgid] {
@@ -71,7 +88,9 @@ impl Describer {
                 && let Some(process) = discover::process(pid)
             {
                 self.described.insert(pid);
-                sink(Event::Process(process));
+                let serves = self.own.whom_serves(process.inner_pid);
+                self.is_undecided |= serves == Serves::Undecided;
+                sink(Event::Process(process, serves));
             }
         }
     }

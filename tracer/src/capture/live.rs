@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,21 +14,23 @@ use tokio::{
 };
 
 use super::{
-    Capture, Ending, Event, Probes,
+    Capture, Ending, Event, Probes, SERVER_EPOCH_UNIX_S,
     describer::Describer,
     kernel::{
         Kernel, KernelError, Record, Sizes, lost_without_member_of,
         probes::ProbeError,
         programs::{Phase, Program, Refusal},
     },
+    monotonic_ns,
     names::{NameAnswer, Resolver},
-    sampler::{PgSample, Sampler},
+    sampler::{Habits, PgSample, Sampler, Spent},
 };
 use crate::server::{
     Pid,
     aio::{self, AioArea, AioRefusal},
     connect::Connector,
     discover::{ProcessInfo, Server},
+    own_sessions::Serves,
     probes::{self, ProbePoints, ProbeRefusal},
     symbols::{self, SymbolError, Symbols},
 };
@@ -68,8 +71,8 @@ pub struct Plan {
     pub server: Server,
     /// How to ask it; `None` to leave it alone.
     pub connector: Option<Connector>,
-    /// Between two samples; `None` for no samples.
-    pub sample_interval: Option<Duration>,
+    /// How to sample it; `None` for no samples.
+    pub samples: Option<Habits>,
     /// Whether the kernel side looks for I/O handles.
     pub use_handles: bool,
     /// Whether the server's functions are probed.
@@ -88,6 +91,8 @@ pub struct Live {
     shared_memory: Option<String>,
     describer: Describer,
     sampler: Option<Sampler>,
+    /// What samples cost.
+    spent: Option<Arc<Spent>>,
     samples: Option<Receiver<PgSample>>,
     answers: Option<UnboundedReceiver<NameAnswer>>,
     watch: Interval,
@@ -125,6 +130,7 @@ impl AioState {
         };
         if let Ok(symbols) = &self.symbols {
             cluster.my_proc_number = symbols.my_proc_number.unwrap_or(0);
+            cluster.my_be_entry = symbols.my_be_entry.unwrap_or(0);
         }
         if let (true, Ok(area)) = (self.use_handles, &self.area) {
             cluster.handles = area.handles;
@@ -174,8 +180,7 @@ impl Live {
     ///
     /// When the kernel refuses a program that nothing can be traced without, or a probe that is asked for.
     pub fn attach(plan: Plan) -> Result<Self, LiveError> {
-        let Plan { server, connector, sample_interval, use_handles, pg_probes, ring_bytes, raw_records } =
-            plan;
+        let Plan { server, connector, samples, use_handles, pg_probes, ring_bytes, raw_records } = plan;
         // Named before it is read, so that a restart in between is noticed at the next look.
         let shared_memory = server.shared_memory();
         let (aio, points) = look_at(&server, use_handles, pg_probes)?;
@@ -210,6 +215,7 @@ impl Live {
             kernel,
             aio,
             sampler: None,
+            spent: None,
             samples: None,
             answers: None,
             watch,
@@ -221,22 +227,21 @@ impl Live {
             programs_before,
             probes,
         };
-        live.pending.extend(processes.into_iter().map(Event::Process));
-        live.ask_server(connector, sample_interval)?;
+        live.pending.extend(processes.into_iter().map(|process| Event::Process(process, Serves::Others)));
+        live.pending.push(clock());
+        live.ask_server(connector, samples)?;
         Ok(live)
     }
 
-    fn ask_server(
-        &mut self,
-        connector: Option<Connector>,
-        sample_interval: Option<Duration>,
-    ) -> Result<(), LiveError> {
+    fn ask_server(&mut self, connector: Option<Connector>, habits: Option<Habits>) -> Result<(), LiveError> {
         let Some(connector) = connector else { return Ok(()) };
+        self.describer.own = connector.own_sessions().clone();
         self.pending.extend(connector.warnings().iter().cloned().map(Event::Note));
-        if let Some(interval) = sample_interval {
+        if let Some(habits) = habits {
+            self.spent = Some(Arc::clone(&habits.spent));
             let (sender, receiver) = mpsc::channel(SAMPLES_WAITING);
             self.sampler =
-                Some(Sampler::spawn(connector.clone(), interval, sender).map_err(LiveError::Thread)?);
+                Some(Sampler::spawn(connector.clone(), habits, sender).map_err(LiveError::Thread)?);
             self.samples = Some(receiver);
         }
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -309,8 +314,11 @@ impl Capture for Live {
         };
         // Reads before what was sampled after them: the join relies on that.
         self.drain(sink);
+        self.describer.decide_own(sink);
         event.into_iter().for_each(&mut *sink);
         if is_time_to_watch {
+            // Clocks are set now and then.
+            sink(clock());
             self.watch_server(sink)?;
         }
         // Who joins may be the first process of a server that has just restarted after a crash, and its reads are to be
@@ -336,6 +344,7 @@ impl Capture for Live {
             })
             .await?;
         self.finish_server_side(sink).await;
+        self.describer.decide_own(sink);
         Ok(Ending {
             are_requests_traced,
             duration_ns,
@@ -350,6 +359,7 @@ impl Capture for Live {
                 .zip(programs_now)
                 .map(|(before, now)| now.saturating_sub(before)),
             probes: self.probes,
+            spent: self.spent.take(),
             tracer_cpu_s: own_cpu_s(),
             tracer_max_rss_bytes: own_max_rss_bytes().unwrap_or(0),
         })
@@ -417,6 +427,13 @@ fn attach_probes(kernel: &mut Kernel, server: &Server, points: &ProbePoints) -> 
     let ns_per_trap =
         kernel.trap_ns().inspect_err(|error| log::warn!("the cost of a trap is not known: {error}")).ok();
     Ok(Probes { ns_per_trap })
+}
+
+/// How the server's clock, which is that of the system, stands to the kernel's.
+fn clock() -> Event {
+    let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let wall_us = (wall.tv_sec - SERVER_EPOCH_UNIX_S) * 1_000_000 + wall.tv_nsec / 1_000;
+    Event::Clock { zero_us: wall_us - i64::try_from(monotonic_ns() / 1_000).unwrap_or(i64::MAX) }
 }
 
 fn missing_program((program, refusal): &(&'static Program, Refusal)) -> String {

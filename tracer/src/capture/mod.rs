@@ -16,7 +16,7 @@ use pgiotrace_ebpf::{MergeRecord, ReadRecord, RequestRecord, WaitRecord};
 
 use crate::{
     model::io::Subject,
-    server::{Pid, discover::ProcessInfo},
+    server::{InnerPid, Pid, discover::ProcessInfo, own_sessions::Serves},
 };
 use kernel::Totals;
 use names::NameAnswer;
@@ -33,8 +33,15 @@ pub enum Event {
     Merge(MergeRecord),
     /// A process has left a system call in which it may have waited.
     Wait(WaitRecord),
-    /// Who a process is; comes before its first read.
-    Process(ProcessInfo),
+    /// The server's clock, microseconds since 2000-01-01 00:00 UTC, when `CLOCK_MONOTONIC` was 0.
+    Clock {
+        /// That moment.
+        zero_us: i64,
+    },
+    /// Who a process is, and whom it serves; comes before its first read.
+    Process(ProcessInfo, Serves),
+    /// The processes that serve the tracer; all others that were undecided serve others.
+    OwnSessions(Vec<InnerPid>),
     /// A process of the cluster ended.
     Left(Pid),
     /// PostgreSQL's own picture.
@@ -82,6 +89,8 @@ pub struct Ending {
     pub program_ns: Option<u64>,
     /// The probes of `--pg-probes`; `None` when none is attached.
     pub probes: Option<Probes>,
+    /// What samples cost the server; `None` where it was not sampled.
+    pub spent: Option<Arc<sampler::Spent>>,
     /// CPU time of the tracer, seconds.
     pub tracer_cpu_s: f64,
     /// Peak resident memory of the tracer, bytes.
@@ -106,6 +115,10 @@ pub trait Capture {
     /// Ends the capture: hands over what is left, and says what is known only now.
     fn finish(self, sink: &mut impl FnMut(Event)) -> impl Future<Output = Result<Ending, Self::Error>>;
 }
+
+/// 2000-01-01 00:00 UTC, from which the server counts (`POSTGRES_EPOCH_JDATE`, `src/include/datatype/timestamp.h`), in seconds of
+/// the Unix epoch.
+const SERVER_EPOCH_UNIX_S: i64 = 946_684_800;
 
 /// `CLOCK_MONOTONIC`, the clock of the kernel's records, in nanoseconds.
 fn monotonic_ns() -> u64 {

@@ -8,6 +8,7 @@ use std::{
     path::Path,
     pin::pin,
     process::{ExitCode, ExitStatus},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,6 +24,7 @@ use crate::{
     capture::{
         Capture,
         live::{Live, Plan},
+        sampler::Habits,
     },
     cli::{Attribution, StatOptions, Until},
     join::Join,
@@ -54,7 +56,11 @@ pub fn run(
     let plan = Plan {
         server: server.clone(),
         connector,
-        sample_interval: options.sample_rate.map(|hertz| Duration::from_secs(1) / hertz.get()),
+        samples: options.sample_rate.map(|hertz| Habits {
+            interval: Duration::from_secs(1) / hertz.get(),
+            query_text: options.query_text,
+            spent: Arc::default(),
+        }),
         use_handles: options.attribution == Attribution::Handle,
         pg_probes: options.pg_probes,
         ring_bytes: options.ring_kib << 10,
@@ -87,7 +93,7 @@ async fn trace(
     started: Instant,
 ) -> anyhow::Result<(StatReport, Option<ExitStatus>)> {
     let server = plan.server.clone();
-    let is_sampled = plan.connector.is_some() && plan.sample_interval.is_some();
+    let is_sampled = plan.connector.is_some() && plan.samples.is_some();
     let mut join = Join::new(server.clone(), options.filter.clone(), is_sampled);
     if plan.pg_probes {
         join = join.with_wakeups();

@@ -136,7 +136,7 @@ impl Blocks {
             self.direct(read, &own)
         };
         if let Some(found) = found {
-            timing.stages = stages::of(read, &found.waited);
+            (timing.stages, timing.spans) = stages::of(read, &found.waited);
             // What brought no bytes came from nowhere.
             timing.source = (read.result > 0).then_some(found.source);
             timing.is_readahead_hit = found.is_readahead_hit && found.source == Source::Cache;

@@ -14,6 +14,29 @@ use crate::model::{
 /// How many intervals of each owner are remembered, for reads and waits that are still on their way.
 const REMEMBERED: usize = 1024;
 
+/// How much a read or a wait adds to a backend's times, nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct ExposureGrowth {
+    /// Blocked while a read of its own was in flight.
+    pub exposed_ns: u64,
+    /// A read of its own was in flight.
+    pub reading_ns: u64,
+}
+
+impl ExposureGrowth {
+    pub fn add(&mut self, other: Self) {
+        self.exposed_ns += other.exposed_ns;
+        self.reading_ns += other.reading_ns;
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            exposed_ns: self.exposed_ns - before.exposed_ns,
+            reading_ns: self.reading_ns - before.reading_ns,
+        }
+    }
+}
+
 /// One backend's waiting and reading, as it grows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Exposure {
@@ -58,8 +81,9 @@ impl Exposure {
         self.reads.keep_newest(REMEMBERED);
     }
 
-    /// A read has ended.
-    pub fn read(&mut self, io: &Io) {
+    /// A read has ended. Returns how much that adds.
+    pub fn read(&mut self, io: &Io) -> ExposureGrowth {
+        let before = self.growth();
         let (start, end) = (io.timing.start_ns, io.timing.end_ns);
         if io.method == Method::Sync {
             // Inside its own system call, the owner waits.
@@ -75,7 +99,14 @@ impl Exposure {
             if let Some((since, _)) = self.waits.around(execution_ns) {
                 self.bound_queue(&mut read, Some(since));
             }
-            self.unawaited.push_back(read);
+            match self.waits.around(read.end_ns) {
+                // It is told after the wait that it ended in.
+                Some((_, until)) => {
+                    self.bound_queue(&mut read, None);
+                    self.owner_wakeup_at_most.record(until - read.end_ns);
+                }
+                None => self.unawaited.push_back(read),
+            }
             if self.unawaited.len() > REMEMBERED
                 && let Some(mut oldest) = self.unawaited.pop_front()
             {
@@ -83,10 +114,16 @@ impl Exposure {
             }
         }
         self.add_read(start, end);
+        self.growth().since(before)
     }
 
-    /// A wait of the owner's has ended.
-    pub fn wait(&mut self, record: &WaitRecord) {
+    fn growth(&self) -> ExposureGrowth {
+        ExposureGrowth { exposed_ns: self.exposed_ns, reading_ns: self.reading_ns }
+    }
+
+    /// A wait of the owner's has ended. Returns how much that adds.
+    pub fn wait(&mut self, record: &WaitRecord) -> ExposureGrowth {
+        let before = self.growth();
         let (start, end) = (record.start_ns, record.end_ns);
         self.add_wait(start, end);
         while let Some(mut read) = self.unawaited.pop_front_if(|read| read.end_ns <= end) {
@@ -96,6 +133,7 @@ impl Exposure {
                 self.owner_wakeup_at_most.record(end - read.end_ns);
             }
         }
+        self.growth().since(before)
     }
 
     /// A read that an io worker begins while its owner is blocked was in the queue ever since: the owner could not have
@@ -147,7 +185,7 @@ impl Exposures {
 mod tests {
     use super::*;
     use crate::{
-        model::io::{Executor, Subject, Timing},
+        model::io::{Executor, QueryOf, Sighting, Subject, Timing},
         server::Pid,
     };
 
@@ -161,6 +199,8 @@ mod tests {
             blocks: 1,
             bytes: 8192,
             is_queue_full_fallback: false,
+            sighting: Sighting::None,
+            query: QueryOf::default(),
             timing: Timing { start_ns, end_ns, ..Timing::default() },
         }
     }
@@ -218,6 +258,14 @@ mod tests {
         let exposure = exposure(&[(Method::Worker, 250, 300), (Method::Worker, 100, 310)], &[(180, 320)]);
         assert_eq!(exposure.pg_queue_at_least.dist().map(|dist| (dist.count, dist.max)), Some((1, 0.07)));
         assert_eq!(exposure.owner_wakeup_at_most.dist().map(|dist| (dist.count, dist.max)), Some((2, 0.02)));
+    }
+
+    #[test]
+    fn a_read_that_is_told_after_its_owners_wait_is_bounded_all_the_same() {
+        let mut exposure = exposure(&[], &[(180, 320)]);
+        exposure.read(&io(Method::Worker, 250, 300));
+        assert_eq!(exposure.pg_queue_at_least.dist().map(|dist| (dist.count, dist.max)), Some((1, 0.07)));
+        assert_eq!(exposure.owner_wakeup_at_most.dist().map(|dist| (dist.count, dist.max)), Some((1, 0.02)));
     }
 
     #[test]

@@ -1,30 +1,35 @@
 //! Join: events become attributed reads, and these the report. Pure: no I/O, so it is tested with made-up events.
 
+mod activity;
 mod blocks;
 mod claims;
 mod ended;
+mod executions;
 mod exposure;
 mod filter;
 mod parts;
 mod people;
+mod queries;
 mod reads;
 mod report;
+mod sessions;
 mod stages;
 mod sums;
 #[cfg(test)]
 mod tests;
 mod uses;
+mod waits;
 mod wakeups;
 
 use std::collections::{HashMap, VecDeque};
 
-use pgiotrace_ebpf::FileId;
+use pgiotrace_ebpf::{Execution, FileId, WaitRecord};
 
 use crate::{
     capture::{
         Ending, Event, SeenRead,
         names::{NameAnswer, RelationKey, RelationName},
-        sampler::{AioState, PgSample},
+        sampler::{ActivityRow, AioState, ExecutionRow, PgSample, Taken},
     },
     cli::Filter,
     model::{
@@ -32,14 +37,18 @@ use crate::{
         aggregate::{Aggregate, FidelityCounts, Incarnation},
         io::{Io, Subject, Timing},
     },
-    server::{Pid, aio::FIRST_AIO_MAJOR, discover::Server, facts::ServerFacts},
+    server::{Pid, aio::FIRST_AIO_MAJOR, discover::Server, facts::ServerFacts, own_sessions::Serves},
 };
 use blocks::Blocks;
 use claims::Claims;
 use ended::Ended;
+use executions::{Executions, Seen};
 use exposure::Exposures;
 use people::People;
+use queries::Queries;
+use sessions::Sessions;
 use uses::Uses;
+use waits::{Awaiting, WaitKey, Waits};
 use wakeups::Wakeups;
 
 /// Reads whose owner is still looked for; beyond it, the oldest is given up.
@@ -80,6 +89,12 @@ pub struct Join {
     claims: Claims,
     blocks: Blocks,
     exposures: Exposures,
+    executions: Executions,
+    queries: Queries,
+    sessions: Sessions,
+    waits: Waits,
+    /// Whether the server is asked for samples.
+    is_sampled: bool,
     /// Reads whose owners may still wait for them; `None` where nobody tells what for.
     wakeups: Option<Wakeups>,
     /// What each file is that was read.
@@ -94,6 +109,8 @@ pub struct Join {
     waiting: VecDeque<(SeenRead, Timing)>,
     /// Reads of which it is not known yet whether the filter takes them.
     deferred: VecDeque<(Io, Option<Incarnation>)>,
+    /// Reads that the tracer's own sessions wanted: in no table.
+    own_reads: u64,
     /// Reads that passed the filter.
     passed: u64,
     is_stopped: bool,
@@ -115,6 +132,11 @@ impl Join {
             claims: Claims::default(),
             blocks: Blocks::default(),
             exposures: Exposures::default(),
+            executions: Executions::default(),
+            queries: Queries::default(),
+            sessions: Sessions::default(),
+            waits: Waits::default(),
+            is_sampled,
             wakeups: None,
             files: HashMap::new(),
             expects_aios,
@@ -124,6 +146,7 @@ impl Join {
             ended: Ended::default(),
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
+            own_reads: 0,
             passed: 0,
             is_stopped: false,
             notes: Vec::new(),
@@ -148,16 +171,20 @@ impl Join {
             Event::Read(read) => self.take_read(read),
             Event::Request(request) => self.blocks.add(&request),
             Event::Merge(merge) => self.blocks.add_merge(merge),
-            Event::Wait(wait) => {
-                let owner = self.people.current(Pid(wait.tgid));
-                // Before: a wait counts for the reads that are known.
-                self.book_woken(owner, &wait);
-                self.exposures.entry(owner).wait(&wait);
+            Event::Wait(wait) => self.take_wait(&wait),
+            Event::Clock { zero_us } => self.executions.set_clock(zero_us),
+            Event::Process(process, serves) => self.people.introduce(&process, serves),
+            Event::OwnSessions(own) => {
+                self.people.decide_own(&own);
+                self.settle_deferred(false);
             }
-            Event::Process(process) => self.people.introduce(&process),
             Event::Left(pid) => {
                 let incarnation = self.people.current(pid);
                 self.let_go_of(incarnation);
+                let left = self.executions.give_up(incarnation);
+                self.book_settled(incarnation, left);
+                self.fold_executions(incarnation);
+                self.waits.leave(pid);
                 self.people.leave(pid);
                 self.end_process(incarnation);
             }
@@ -179,12 +206,63 @@ impl Join {
         }
     }
 
+    /// A process of the cluster waited. It executed one and the same thing all the time.
+    fn take_wait(&mut self, wait: &WaitRecord) {
+        let owner = self.people.current(Pid(wait.tgid));
+        // Before: a wait counts for the reads that are known.
+        self.book_woken(owner, wait);
+        let Execution { started_us, query_id } = wait.execution;
+        if started_us != 0 {
+            let query_id = (query_id != 0).then_some(query_id);
+            self.see(owner, Seen { at_ns: wait.end_ns, started_us, query_id, text: None });
+        }
+        self.waits.wait(wait);
+        let growth = self.exposures.entry(owner).wait(wait);
+        self.executions.add_exposure(owner, growth);
+    }
+
+    /// A process is seen to execute something.
+    fn see(&mut self, process: Incarnation, seen: Seen) {
+        let settled = self.executions.see(process, seen);
+        self.book_settled(process, settled);
+    }
+
+    /// What the sessions of a sample execute, and what they wait for.
+    fn see_rows(&mut self, taken: Taken, rows: &[ActivityRow]) {
+        for row in rows {
+            let Some(process) = self.people.outer(row.pid).map(|pid| self.people.current(pid)) else {
+                continue;
+            };
+            if self.people.serves(process) != Serves::Others {
+                continue;
+            }
+            self.sessions.add(process, row);
+            if let Some(ExecutionRow { started_us, query_id, ref text }) = row.execution {
+                if let (Some(query_id), Some(text)) = (query_id, text) {
+                    self.queries.learn(query_id, text);
+                }
+                let seen = Seen { at_ns: taken.from_ns, started_us, query_id, text: text.as_ref() };
+                self.see(process, seen);
+            }
+            let event = row.wait.as_ref().and_then(|event| Some((event, Awaiting::of(event)?)));
+            if let Some((event, awaiting)) = event {
+                let execution = row.execution.as_ref();
+                let query_id = execution.and_then(|execution| execution.query_id);
+                let text = execution.and_then(|execution| execution.text.clone());
+                let query = text.filter(|_| query_id.is_none());
+                let key = WaitKey { process, event: event.clone(), query_id, query };
+                self.waits.sampled(key, awaiting, taken);
+            }
+        }
+    }
+
     fn take_sample(&mut self, sample: PgSample) {
         match sample {
             PgSample::Facts(facts) => self.facts = Some(*facts),
             PgSample::Limited(note) | PgSample::Unavailable(note) => self.note(note),
             PgSample::Back => {}
-            PgSample::Activity { rows, .. } => {
+            PgSample::Activity { taken, rows } => {
+                self.see_rows(taken, &rows);
                 self.people.begin_sample();
                 for row in rows {
                     self.people.name(row);
@@ -239,6 +317,10 @@ impl Join {
     pub fn report(mut self, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
         self.give_up_waiting();
         self.let_go_of_all();
+        for process in self.executions.processes() {
+            let left = self.executions.give_up(process);
+            self.book_settled(process, left);
+        }
         self.settle_deferred(true);
         report::build(self, window, attach_ms, ending)
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::{
     capture::sampler::ActivityRow,
     model::aggregate::Incarnation,
-    server::{InnerPid, Pid, discover::ProcessInfo},
+    server::{InnerPid, Pid, discover::ProcessInfo, own_sessions::Serves},
 };
 
 /// All that is known of one process.
@@ -17,6 +17,8 @@ pub struct Person {
     pub io_worker: Option<u32>,
     /// Leader of the parallel group, as its title says.
     pub title_leader: Option<InnerPid>,
+    /// Whom it serves.
+    pub serves: Serves,
     /// Its row of `pg_stat_activity`, the newest that was sampled.
     pub activity: Option<ActivityRow>,
     /// What its title says it is, for want of such a row.
@@ -90,17 +92,32 @@ impl People {
     }
 
     /// Takes in who a process is.
-    pub fn introduce(&mut self, process: &ProcessInfo) {
+    pub fn introduce(&mut self, process: &ProcessInfo, serves: Serves) {
         let incarnation = self.current(process.pid);
         self.by_inner.insert(process.inner_pid, process.pid);
         let person = self.known.entry(incarnation).or_default();
         person.inner_pid = Some(process.inner_pid);
+        person.serves = serves;
         person.io_worker = io_worker_number(&process.title);
         person.title_type = type_of_title(&process.title);
         person.title_leader = leader_of_title(&process.title);
         if let Some(row) = self.unclaimed.remove(&process.inner_pid) {
             person.activity = Some(row);
         }
+    }
+
+    /// Whom the undecided processes serve.
+    pub fn decide_own(&mut self, own: &[InnerPid]) {
+        for person in self.known.values_mut().filter(|person| person.serves == Serves::Undecided) {
+            let is_own = person.inner_pid.is_some_and(|pid| own.contains(&pid));
+            person.serves = if is_own { Serves::Tracer } else { Serves::Others };
+        }
+    }
+
+    /// Whom a process serves.
+    #[must_use]
+    pub fn serves(&self, incarnation: Incarnation) -> Serves {
+        self.get(incarnation).map(|person| person.serves).unwrap_or_default()
     }
 
     /// A process ended: what is known of it stays, and its PID is free.
@@ -186,13 +203,11 @@ mod tests {
 
     fn row(pid: u32, user: &str) -> ActivityRow {
         ActivityRow {
-            pid: InnerPid(pid),
-            leader: None,
             backend_type: Some("client backend".to_owned()),
             database_oid: Some(5),
             database: Some("shop".to_owned()),
             user: Some(user.to_owned()),
-            application_name: None,
+            ..ActivityRow::of(InnerPid(pid))
         }
     }
 
@@ -217,8 +232,8 @@ mod tests {
     fn rows_name_the_process_by_its_inner_pid_whichever_comes_first() {
         let mut people = People::default();
         people.name(row(7, "alice"));
-        people.introduce(&process(1007, 7, "postgres: alice shop [local] idle"));
-        people.introduce(&process(1008, 8, "postgres: bob shop [local] idle"));
+        people.introduce(&process(1007, 7, "postgres: alice shop [local] idle"), Serves::Others);
+        people.introduce(&process(1008, 8, "postgres: bob shop [local] idle"), Serves::Others);
         people.name(row(8, "bob"));
         for (pid, user) in [(1007, "alice"), (1008, "bob")] {
             let person = people.get(people.current(Pid(pid))).expect("introduced");
@@ -229,7 +244,7 @@ mod tests {
     #[test]
     fn a_reused_pid_is_another_process() {
         let mut people = People::default();
-        people.introduce(&process(1007, 7, "postgres: alice shop [local] idle"));
+        people.introduce(&process(1007, 7, "postgres: alice shop [local] idle"), Serves::Others);
         people.name(row(7, "alice"));
         let first = people.current(Pid(1007));
         people.leave(Pid(1007));

@@ -1,6 +1,6 @@
 //! From the kernel's record of a read to the read with its owner.
 
-use pgiotrace_ebpf::{OFFSET_OF_FILE_POSITION, WaitRecord, flags};
+use pgiotrace_ebpf::{Execution, OFFSET_OF_FILE_POSITION, WaitRecord, flags};
 
 use super::{
     Join, MOST_DEFERRED, MOST_FILES, MOST_WAITING, Name,
@@ -13,9 +13,9 @@ use crate::{
     model::{
         MOST_NANOS,
         aggregate::Incarnation,
-        io::{Executor, Fidelity, Io, Method, RelationFork, Subject, Timing},
+        io::{Executor, Fidelity, Io, Method, QueryOf, RelationFork, Sighting, Subject, Timing},
     },
-    server::{Pid, aio::FIRST_AIO_MAJOR},
+    server::{Pid, aio::FIRST_AIO_MAJOR, own_sessions::Serves},
 };
 
 /// Blocks of a segment file unless the control file says otherwise: `RELSEG_SIZE` of a default build, 1 GiB.
@@ -192,8 +192,14 @@ impl Join {
             blocks: self.blocks(read),
             bytes: u64::try_from(read.record.result).unwrap_or(0),
             is_queue_full_fallback: method == Method::Sync && read.may_have_been_queued(),
+            sighting: read.sighting(owner),
+            query: QueryOf::default(),
             timing,
         };
+        if self.is_sampled {
+            let waiters = read.record.waiter_tgids.map(|tgid| (tgid != 0).then_some(Pid(tgid)));
+            self.waits.read(&io, waiters);
+        }
         let owner = owner.map(|owner| self.people.current(owner));
         match (owner, &mut self.wakeups) {
             // Without its handle it cannot be told from others.
@@ -234,6 +240,28 @@ impl Join {
 
     fn book(&mut self, io: Io, owner: Option<Incarnation>) {
         self.ends.impossible += u64::from(!io.timing.is_possible());
+        match owner {
+            Some(owner) => {
+                let settled = self.executions.read(owner, io);
+                self.book_settled(owner, settled);
+            }
+            None => self.book_whole(io, None),
+        }
+    }
+
+    /// Books reads of which it is settled what query wanted them.
+    pub(super) fn book_settled(&mut self, owner: Incarnation, reads: Vec<Io>) {
+        for io in reads {
+            self.book_whole(io, Some(owner));
+        }
+    }
+
+    /// Books a read of which all is known that will be.
+    fn book_whole(&mut self, io: Io, owner: Option<Incarnation>) {
+        if self.serves(owner) == Serves::Tracer {
+            self.own_reads += 1;
+            return;
+        }
         match self.admits(&io, owner) {
             Some(true) => self.pass(&io, owner),
             Some(false) => {}
@@ -241,7 +269,9 @@ impl Join {
                 self.deferred.push_back((io, owner));
                 if self.deferred.len() > MOST_DEFERRED {
                     self.settle_deferred(true);
-                    self.note("the filter left out reads whose names were learned too late".to_owned());
+                    if !self.filter.is_empty() {
+                        self.note("the filter left out reads whose names were learned too late".to_owned());
+                    }
                 }
             }
         }
@@ -250,17 +280,40 @@ impl Join {
     fn pass(&mut self, io: &Io, owner: Option<Incarnation>) {
         self.passed += 1;
         self.aggregate.add(io, owner);
-        if let Some(owner) = owner {
-            self.exposures.entry(owner).read(io);
+        let Some(owner) = owner else { return };
+        let growth = self.exposures.entry(owner).read(io);
+        if let Some(run) = self.executions.add(owner, io) {
+            self.fold_run(owner, run);
         }
+        self.executions.add_exposure(owner, growth);
+    }
+
+    /// Whom a read's owner serves.
+    fn serves(&self, owner: Option<Incarnation>) -> Serves {
+        owner.map(|owner| self.people.serves(owner)).unwrap_or_default()
     }
 
     fn admits(&self, io: &Io, owner: Option<Incarnation>) -> Option<bool> {
+        match self.serves(owner) {
+            Serves::Others => {}
+            Serves::Undecided => return None,
+            Serves::Tracer => return Some(false),
+        }
         if self.filter.is_empty() {
             return Some(true);
         }
         let person = owner.and_then(|owner| self.people.get(owner));
-        self.filter.admits(io, person, self.name_of(&io.subject))
+        let by_query = match (owner, &self.filter.query_ids[..]) {
+            (_, []) => Some(true),
+            (Some(owner), query_ids) => self.executions.is_among(owner, io, query_ids),
+            (None, _) => Some(false),
+        };
+        let by_rest = self.filter.admits(io, person, self.name_of(&io.subject));
+        match (by_query, by_rest) {
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (Some(true), Some(true)) => Some(true),
+            _ => None,
+        }
     }
 
     /// Books the deferred reads that the filter now can tell; at the end, the others are left out.
@@ -268,7 +321,9 @@ impl Join {
         for (io, owner) in std::mem::take(&mut self.deferred) {
             match self.admits(&io, owner) {
                 Some(true) => self.pass(&io, owner),
+                Some(false) if self.serves(owner) == Serves::Tracer => self.own_reads += 1,
                 Some(false) => {}
+                None if is_end && self.filter.is_empty() => self.pass(&io, owner),
                 None if is_end => {
                     self.note(
                         "the filter left out reads of sessions or relations whose names are not known"
@@ -330,6 +385,22 @@ impl SeenRead {
     fn may_have_been_queued(&self) -> bool {
         let begun = &self.record.begun;
         begun.flags & flags::HANDLE != 0 && begun.handle.flags & EXECUTED_BY_OWNER == 0
+    }
+
+    /// What its record says of the query that wanted it. Only of the process that began it, its record says what that executed.
+    fn sighting(&self, owner: Option<Pid>) -> Sighting {
+        let begun = &self.record.begun;
+        if begun.flags & flags::HANDLE != 0 && begun.handle.is_abandoned != 0 {
+            return Sighting::Abandoned;
+        }
+        if owner != Some(Pid(begun.caller_tgid)) || begun.flags & flags::EXECUTION == 0 {
+            return Sighting::None;
+        }
+        let Execution { started_us, query_id } = begun.execution;
+        if started_us == 0 {
+            return Sighting::NoQuery;
+        }
+        Sighting::Query { started_us, query_id: (query_id != 0).then_some(query_id) }
     }
 
     /// Nanoseconds from start to end.

@@ -8,7 +8,7 @@ use std::{
 use pgiotrace_ebpf::{Counter, DeviceGroup};
 
 use super::{
-    Join,
+    Join, activity,
     ended::{Ended, Kind},
     people::Person,
     sums,
@@ -19,18 +19,17 @@ use crate::{
     model::{
         Backend, Bounds, Depth, Device, EndedBackends, FilterReport, FromDevice, IoSummary, IoWorker,
         KernelHistogram, Ledger, MethodTotals, Overhead, OwnerShare, PgProbes, Relation, RequestSizes,
-        STAT_SCHEMA, Stages, StatReport, Target, Users, Window,
-        aggregate::{Incarnation, IoTotals, WorkerTotals},
+        STAT_SCHEMA, SamplerCost, Stages, StatReport, Target, Users, Window,
+        aggregate::{IoTotals, WorkerTotals},
         io::{Method, Subject},
     },
-    server::{Pid, aio::FIRST_AIO_MAJOR, connect::APPLICATION_NAME},
+    server::{Pid, aio::FIRST_AIO_MAJOR, own_sessions::Serves},
 };
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
     let ledger = ledger(&join, ending);
     for record in &ending.totals.waiting {
-        let owner = join.people.current(Pid(record.tgid));
-        join.exposures.entry(owner).wait(record);
+        join.take_wait(record);
     }
     for owner in join.exposures.owners() {
         join.settle_exposure(owner);
@@ -53,6 +52,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
     for contradiction in join.uses.contradictions().to_vec() {
         join.note(contradiction);
     }
+    let activity = activity::of(&mut join, known);
     use_kernel_counts_if_records_were_lost(&mut join, ending);
     StatReport {
         schema: STAT_SCHEMA,
@@ -64,6 +64,10 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         methods: methods(&join, known),
         backends: backends(&join, known),
         ended_backends: ended_backends(&join, known),
+        query_certainty: (ending.totals.counts.ring_full() == 0).then_some(activity.certainty),
+        queries: activity.queries,
+        sessions: activity.sessions,
+        waits: activity.waits,
         io_workers: io_workers(&join, known, window.duration_s),
         relations: relations(&join, known, ending),
         devices: devices(&join, known, ending),
@@ -95,11 +99,11 @@ const NO_WAITS: &str = "exposed and hidden times are not known: not every wait w
 
 /// What of the reads can be told.
 #[derive(Clone, Copy)]
-struct Known {
+pub(super) struct Known {
     /// Which requests they waited for.
     requests: bool,
     /// When their owners waited.
-    waits: bool,
+    pub waits: bool,
     /// Whether io workers have a queue that can be full.
     has_queue: Option<bool>,
 }
@@ -119,7 +123,7 @@ impl Known {
     }
 
     /// The summary of reads, without what is not known of them.
-    fn summary(self, totals: &IoTotals) -> IoSummary {
+    pub fn summary(self, totals: &IoTotals) -> IoSummary {
         let mut summary = totals.summary();
         summary.queue_full_fallbacks = match self.has_queue {
             Some(true) => summary.queue_full_fallbacks,
@@ -166,7 +170,7 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         inferred: join.fidelity.inferred,
         ambiguous: join.fidelity.ambiguous,
         unattributed: join.fidelity.unattributed,
-        own: own_reads(join),
+        own: join.own_reads,
         begun,
         completed: ends.completed,
         failed: ends.failed,
@@ -198,8 +202,10 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
     }
     join.ended = Ended::default();
     let Join { aggregate, people, .. } = join;
+    let is_others = |tgid: u32| people.serves(people.current(Pid(tgid))) != Serves::Tracer;
+    let groups = ending.totals.groups.iter().filter(|(key, _)| is_others(key.owner_tgid));
     aggregate.replace_by_groups(
-        &ending.totals.groups,
+        groups,
         |pid| people.current(pid),
         |pid| people.is_io_worker(pid) == Some(true),
     );
@@ -212,12 +218,13 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
 }
 
 fn filter(join: &Join) -> Option<FilterReport> {
-    let Filter { pids, relations, databases, users, min_latency } = &join.filter;
+    let Filter { pids, relations, databases, users, query_ids, min_latency } = &join.filter;
     (!join.filter.is_empty()).then(|| FilterReport {
         pids: pids.clone(),
         relations: relations.iter().map(ToString::to_string).collect(),
         databases: databases.clone(),
         users: users.clone(),
+        query_ids: query_ids.iter().map(ToString::to_string).collect(),
         min_latency_us: min_latency.map(|shortest| shortest.as_secs_f64() * 1e6),
         reads: join.passed,
     })
@@ -236,16 +243,6 @@ fn unmatched_filter(join: &Join) -> Option<&'static str> {
     }
 }
 
-/// Reads of the tracer's own sessions.
-fn own_reads(join: &Join) -> u64 {
-    let is_own = |incarnation: &Incarnation| {
-        let row = join.people.get(*incarnation).and_then(|person| person.activity.as_ref());
-        row.and_then(|row| row.application_name.as_deref()) == Some(APPLICATION_NAME)
-    };
-    let kept = join.aggregate.owners.iter().filter(|(incarnation, _)| is_own(incarnation));
-    kept.map(|(_, totals)| totals.reads).sum()
-}
-
 fn overhead(ending: &Ending, attach_ms: f64) -> Overhead {
     let ended = ending.totals.counts.of(Counter::Completed) + ending.totals.counts.of(Counter::Failed);
     Overhead {
@@ -254,6 +251,10 @@ fn overhead(ending: &Ending, attach_ms: f64) -> Overhead {
         tracer_cpu_s: ending.tracer_cpu_s,
         tracer_max_rss_bytes: ending.tracer_max_rss_bytes,
         attach_ms,
+        sampler: ending
+            .spent
+            .as_ref()
+            .map(|spent| SamplerCost { samples: spent.samples(), server_cpu_s: spent.server_s() }),
         pg_probes: ending.probes.map(|probes| {
             let traps = ending.totals.counts.of(Counter::ProbeTraps);
             let estimated_cpu_s = probes.ns_per_trap.map(|nanos| traps as f64 * nanos / 1e9);

@@ -4,7 +4,7 @@ use pgiotrace_ebpf::{NOT_KNOWN, ReadRecord};
 
 use crate::model::{
     intervals::Intervals,
-    io::{Stage, StageTimes},
+    io::{Spans, Stage, StageTimes},
 };
 
 /// When a request was where. `CLOCK_MONOTONIC`, nanoseconds.
@@ -35,7 +35,7 @@ impl Waited {
 /// Divides a read's time among its stages: each moment belongs to one. A moment in which any of its requests was with a
 /// device is the device's; else, in which any was queued, the queue's. So the stages never add up to more than the
 /// latency.
-pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> StageTimes {
+pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> (StageTimes, Option<Box<Spans>>) {
     let (start, end) = (read.begun.start_ns, read.end_ns);
     let mut times = StageTimes::default();
     if read.begun.staged_ns != 0 {
@@ -43,7 +43,7 @@ pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> StageTimes {
     }
     if waited.is_empty() {
         times.set(Stage::Cache, end.saturating_sub(start));
-        return times;
+        return (times, None);
     }
     let clip = |moment: u64| moment.clamp(start, end.max(start));
     let mut covered = Intervals::default();
@@ -52,6 +52,7 @@ pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> StageTimes {
     }
     let device = covered.length();
     times.set(Stage::Device, device);
+    let at_device = covered.clone();
 
     let held_since = held_since(start, waited);
     let mut first = end;
@@ -64,6 +65,7 @@ pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> StageTimes {
         covered.add(queued, clip(request.issued_ns));
     }
     let queue = covered.length() - device;
+    let spans = Spans { device: at_device, block_layer: covered.clone(), first_queued_ns: first };
     // What was with the device already when the read came was in no queue for it.
     if are_queues_known && waited.iter().any(|request| request.issued_ns > start) {
         times.set(Stage::BlockQueue, queue);
@@ -80,7 +82,7 @@ pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> StageTimes {
         rest -= wakeup;
     }
     times.set(Stage::Cache, rest);
-    times
+    (times, Some(Box::new(spans)))
 }
 
 /// Since when a request that a kernel thread queued had been held back: the reader gave it to the block layer after the
@@ -128,7 +130,7 @@ mod tests {
             let mut read = read(start, start + latency, run_delay.unwrap_or(NOT_KNOWN));
             read.begun.staged_ns = staged.unwrap_or(0);
             let whole = latency + staged.map_or(0, |staged| start - staged);
-            let times = of(&read, &waited);
+            let (times, _) = of(&read, &waited);
             prop_assert!(times.sum_ns() <= whole, "{times:?} of {whole}");
             if waited.iter().all(|request| request.queued_ns.is_some()) {
                 prop_assert_eq!(times.sum_ns(), whole, "all was measured: {:?}", times);
@@ -144,25 +146,30 @@ mod tests {
             done_ns,
             is_held: false,
         };
-        let times = of(&read(0, 100, 0), &[waited(10, 20, 60), waited(10, 50, 90)]);
+        let (times, spans) = of(&read(0, 100, 0), &[waited(10, 20, 60), waited(10, 50, 90)]);
         assert_eq!(times.get(Stage::Device), Some(70));
         assert_eq!(times.get(Stage::BlockQueue), Some(10));
         assert_eq!(times.get(Stage::Submit), Some(10));
         assert_eq!(times.get(Stage::Wakeup), Some(0));
         assert_eq!(times.get(Stage::Cache), Some(10));
+        let spans = spans.expect("it waited");
+        let stages = [5, 15, 30, 55, 89, 95].map(|moment| spans.at(moment));
+        let expected =
+            [Stage::Submit, Stage::BlockQueue, Stage::Device, Stage::Device, Stage::Device, Stage::Cache];
+        assert_eq!(stages, expected);
     }
 
     #[test]
     fn without_the_queueing_event_the_queue_is_not_measured() {
         let waited = Waited { queued_ns: None, issued_ns: 20, done_ns: 60, is_held: false };
-        assert_eq!(of(&read(0, 100, 0), &[waited]).get(Stage::BlockQueue), None);
+        assert_eq!(of(&read(0, 100, 0), &[waited]).0.get(Stage::BlockQueue), None);
     }
 
     #[test]
     fn waiting_for_a_processor_after_the_last_completion_is_wakeup() {
         let waited = Waited { queued_ns: Some(10), issued_ns: 20, done_ns: 60, is_held: false };
-        assert_eq!(of(&read(0, 100, 30), &[waited]).get(Stage::Wakeup), Some(30));
-        assert_eq!(of(&read(0, 100, 3_000), &[waited]).get(Stage::Wakeup), Some(40));
-        assert_eq!(of(&read(0, 100, NOT_KNOWN), &[waited]).get(Stage::Wakeup), None);
+        assert_eq!(of(&read(0, 100, 30), &[waited]).0.get(Stage::Wakeup), Some(30));
+        assert_eq!(of(&read(0, 100, 3_000), &[waited]).0.get(Stage::Wakeup), Some(40));
+        assert_eq!(of(&read(0, 100, NOT_KNOWN), &[waited]).0.get(Stage::Wakeup), None);
     }
 }

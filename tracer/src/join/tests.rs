@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pgiotrace_ebpf::{Begun, Counter, HandleUse, ReadRecord, WaitRecord, flags};
 
 use super::*;
+use crate::server::own_sessions::Serves;
 use crate::{
     capture::{
         FileFacts,
@@ -27,7 +28,7 @@ fn join(filter: Filter) -> Join {
         (BACKEND, "postgres: alice shop [local] SELECT"),
         (OTHER_BACKEND, "postgres: bob shop [local] SELECT"),
     ] {
-        join.take(Event::Process(process(pid, title)));
+        join.take(Event::Process(process(pid, title), Serves::Others));
     }
     join
 }
@@ -39,13 +40,11 @@ fn process(pid: Pid, title: &str) -> ProcessInfo {
 
 fn activity(pid: Pid, user: &str) -> ActivityRow {
     ActivityRow {
-        pid: InnerPid(pid.0 - 1000),
-        leader: None,
         backend_type: Some("client backend".to_owned()),
         database_oid: Some(5),
         database: Some("shop".to_owned()),
         user: Some(user.to_owned()),
-        application_name: None,
+        ..ActivityRow::of(InnerPid(pid.0 - 1000))
     }
 }
 
@@ -247,7 +246,7 @@ fn without_numbers_in_the_process_array_a_backends_own_read_is_its_own() {
 fn an_io_worker_without_a_number_and_a_process_that_nobody_knows_own_no_relations_reads() {
     let unknown = Pid(1999);
     let mut join = join(Filter::default());
-    join.take(Event::Process(process(WORKER, "postgres: io worker")));
+    join.take(Event::Process(process(WORKER, "postgres: io worker"), Serves::Others));
     for pid in [WORKER, unknown] {
         let read = file_read(pid, 1);
         join.take(read_of(read, "base/5/16384"));
@@ -263,7 +262,7 @@ fn a_row_of_a_process_that_was_never_seen_names_no_later_one_of_its_pid() {
     let sample = |rows| Event::Sample(PgSample::Activity { taken: Taken { from_ns: 0, to_ns: 0 }, rows });
     join.take(sample(vec![activity(Pid(1050), "alice")]));
     join.take(sample(Vec::new()));
-    join.take(Event::Process(process(Pid(1050), "postgres: bob shop [local] SELECT")));
+    join.take(Event::Process(process(Pid(1050), "postgres: bob shop [local] SELECT"), Serves::Others));
     join.take(read(handle_read(Some(Pid(1050)), 1, 1)));
     assert_eq!(report(join, 1, 1, 0).backends[0].user, None);
 }
@@ -323,7 +322,7 @@ fn ended_backends_are_folded_and_none_of_their_reads_is_lost() {
     for number in 0..reads {
         // Two PIDs, used again and again.
         let pid = Pid(2000 + number % 2);
-        join.take(Event::Process(process(pid, "postgres: web shop [local] SELECT")));
+        join.take(Event::Process(process(pid, "postgres: web shop [local] SELECT"), Serves::Others));
         let row = activity(pid, "web");
         join.take(Event::Sample(PgSample::Activity {
             taken: Taken { from_ns: 0, to_ns: 0 },

@@ -86,7 +86,7 @@ fn woken(held: Held, wait: &WaitRecord) -> Io {
 mod tests {
     use super::*;
     use crate::{
-        model::io::{Executor, Method, Subject, Timing},
+        model::io::{Executor, Method, QueryOf, Sighting, Subject, Timing},
         server::Pid,
     };
 
@@ -103,6 +103,8 @@ mod tests {
             blocks: 1,
             bytes: 8192,
             is_queue_full_fallback: false,
+            sighting: Sighting::None,
+            query: QueryOf::default(),
             timing: Timing { start_ns, end_ns, ..Timing::default() },
         }
     }

@@ -320,9 +320,9 @@ impl Aggregate {
 
     /// Replaces methods, owners and io workers by what the kernel counted, which is complete even when records were lost.
     /// What an io worker read without a known owner, the kernel booked as the worker's own: `is_io_worker` tells.
-    pub fn replace_by_groups(
+    pub fn replace_by_groups<'a>(
         &mut self,
-        groups: &[(GroupKey, Group)],
+        groups: impl IntoIterator<Item = &'a (GroupKey, Group)>,
         incarnation: impl Fn(Pid) -> Incarnation,
         is_io_worker: impl Fn(Pid) -> bool,
     ) {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use pgiotrace_ebpf::{Begun, flags};
 
+use super::intervals::Intervals;
 use crate::server::Pid;
 
 /// How a read was executed.
@@ -166,8 +167,61 @@ pub struct Io {
     pub bytes: u64,
     /// Whether its owner executed it only because the io workers' queue was full.
     pub is_queue_full_fallback: bool,
+    /// What the owner was seen to execute when the read began.
+    pub sighting: Sighting,
+    /// Which execution of a query wanted it.
+    pub query: QueryOf,
     /// When, and where the time went.
     pub timing: Timing,
+}
+
+/// What a read's record says of the query that wanted it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Sighting {
+    /// Nothing.
+    #[default]
+    None,
+    /// The owner began the read itself, and executed this.
+    Query {
+        /// `query_start`, microseconds since 2000-01-01 00:00 UTC: with the process, the name of the execution.
+        started_us: i64,
+        /// `query_id`; `None` where it is not computed, or not yet.
+        query_id: Option<i64>,
+    },
+    /// The owner began the read itself, and has executed no query yet: it starts, or executes none.
+    NoQuery,
+    /// The owner had let go of the read before it was executed: its query had failed.
+    Abandoned,
+}
+
+/// Which execution of a query wanted a read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueryOf {
+    /// `query_start` of the execution; 0 when none is known.
+    pub started_us: i64,
+    /// How sure that is.
+    pub certainty: Certainty,
+}
+
+impl QueryOf {
+    /// The execution that was known last, if there was one.
+    #[must_use]
+    pub fn probably(started_us: Option<i64>) -> Self {
+        started_us
+            .map_or_else(Self::default, |started_us| Self { started_us, certainty: Certainty::Probable })
+    }
+}
+
+/// How sure it is which query wanted a read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Certainty {
+    /// The owner was seen to execute it as the read began, or before it and after.
+    Certain,
+    /// It was seen to execute it before, and not since.
+    Probable,
+    /// No query is known, or the process executes none.
+    #[default]
+    Unknown,
 }
 
 /// When a read happened, and where its time went. Times are `CLOCK_MONOTONIC`, nanoseconds.
@@ -183,6 +237,8 @@ pub struct Timing {
     pub queued_by_ns: Option<u64>,
     /// Where the time between went.
     pub stages: StageTimes,
+    /// When its requests were where; `None` when it waited for none, or that is not known.
+    pub spans: Option<Box<Spans>>,
     /// Where its bytes came from; `None` when that is not known.
     pub source: Option<Source>,
     /// Whether its bytes were in the page cache because an earlier read's readahead had brought them.
@@ -219,6 +275,33 @@ impl Timing {
     #[must_use]
     pub fn execution_ns(&self) -> u64 {
         self.execution_end_ns().saturating_sub(self.execution_start_ns())
+    }
+}
+
+/// When the requests that a read waited for were where.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Spans {
+    /// With a device.
+    pub device: Intervals,
+    /// In the block layer, or with a device.
+    pub block_layer: Intervals,
+    /// When the first was queued, `CLOCK_MONOTONIC` nanoseconds.
+    pub first_queued_ns: u64,
+}
+
+impl Spans {
+    /// In which stage of its execution the read was at a moment. What follows its last request counts as [`Stage::Cache`].
+    #[must_use]
+    pub fn at(&self, moment_ns: u64) -> Stage {
+        if self.device.around(moment_ns).is_some() {
+            Stage::Device
+        } else if self.block_layer.around(moment_ns).is_some() {
+            Stage::BlockQueue
+        } else if moment_ns < self.first_queued_ns {
+            Stage::Submit
+        } else {
+            Stage::Cache
+        }
     }
 }
 

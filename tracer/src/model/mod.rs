@@ -2,6 +2,7 @@
 //!
 //! Nothing here reads or writes anything; `join` fills these types and `present` shows them.
 
+mod activity;
 pub mod aggregate;
 mod dist;
 mod doctor;
@@ -10,11 +11,12 @@ pub mod io;
 mod stat;
 mod verdict;
 
+pub use activity::{AwaitedOwner, Doing, DoingCounts, Query, QueryCertainty, QueryKind, Session, Wait};
 pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
 pub use stat::{
     Backend, Bounds, ByExecutor, ByMethod, BySource, Depth, Device, EndedBackends, FilterReport, FromDevice,
     IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, PgProbes, Relation,
-    RequestSizes, STAT_SCHEMA, Stages, StatReport, Target, Users, Window,
+    RequestSizes, STAT_SCHEMA, SamplerCost, Stages, StatReport, Target, Users, Window,
 };
 pub use verdict::{Severity, Verdict};

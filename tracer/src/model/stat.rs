@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Dist, Verdict};
+use super::{Dist, Query, QueryCertainty, Session, Verdict, Wait};
 
 /// Value of the key `schema` of a `stat` report.
 pub const STAT_SCHEMA: &str = "pgiotrace.stat/1";
@@ -35,6 +35,14 @@ pub struct StatReport {
     pub backends: Vec<Backend>,
     /// Processes that ended, where there were too many to keep one by one: folded by who they were.
     pub ended_backends: Vec<EndedBackends>,
+    /// How sure it is which query wanted each read; `None` where reads are missing.
+    pub query_certainty: Option<QueryCertainty>,
+    /// One entry a query, most read time first.
+    pub queries: Vec<Query>,
+    /// One entry a session that was sampled while it was active; `None` without samples.
+    pub sessions: Option<Vec<Session>>,
+    /// One entry a backend, query and wait event for reads, most samples first; `None` without samples.
+    pub waits: Option<Vec<Wait>>,
     /// One entry an io worker of the server.
     pub io_workers: Vec<IoWorker>,
     /// One entry a relation fork that was read, most read first.
@@ -133,6 +141,8 @@ pub struct FilterReport {
     pub databases: Vec<String>,
     /// Roles of the owners.
     pub users: Vec<String>,
+    /// Identifiers of the queries that wanted them.
+    pub query_ids: Vec<String>,
     /// Shortest latency, microseconds.
     pub min_latency_us: Option<f64>,
     /// Reads that passed.
@@ -166,8 +176,19 @@ pub struct Overhead {
     pub tracer_max_rss_bytes: u64,
     /// From the tracer's start until all programs were attached.
     pub attach_ms: f64,
+    /// What sampling cost the server; `None` when it was not sampled.
+    pub sampler: Option<SamplerCost>,
     /// What the probes of `--pg-probes` cost; `None` when none was attached.
     pub pg_probes: Option<PgProbes>,
+}
+
+/// What samples of `pg_stat_activity` and `pg_aios` cost the server. Above a hundredth of one processor, they are taken less often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct SamplerCost {
+    /// Samples taken.
+    pub samples: u64,
+    /// Processor time of the server's process that answered, seconds; `None` where it could not be measured.
+    pub server_cpu_s: Option<f64>,
 }
 
 /// What the probes cost the server, and whoever else runs the same binary.

@@ -2,6 +2,7 @@
 //!
 //! The forms are pure: they write a report to whatever they are given. [`output`] decides where that goes.
 
+mod activity;
 mod csv;
 mod devices;
 mod doctor;

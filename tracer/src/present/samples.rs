@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::model::{
     Backend, Bounds, ByExecutor, ByMethod, BySource, Check, Depth, Device, Dist, DoctorReport, EndedBackends,
-    FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, Relation,
-    RequestSizes, STAT_SCHEMA, Stages, StatReport, Status, Target, Users, Window,
+    FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger,
+    QueryCertainty, Relation, RequestSizes, STAT_SCHEMA, Stages, StatReport, Status, Target, Users, Window,
 };
 
 /// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
@@ -65,12 +65,17 @@ pub fn empty() -> StatReport {
             tracer_cpu_s: 0.12,
             tracer_max_rss_bytes: 24 << 20,
             attach_ms: 310.0,
+            sampler: None,
             pg_probes: None,
         },
         verdicts: Vec::new(),
         methods: Vec::new(),
         backends: Vec::new(),
         ended_backends: Vec::new(),
+        query_certainty: Some(QueryCertainty::default()),
+        queries: Vec::new(),
+        sessions: None,
+        waits: None,
         io_workers: Vec::new(),
         relations: Vec::new(),
         devices: Vec::new(),

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style};
 
+use super::activity::{write_queries, write_sessions};
 use super::devices::{devices_of, read_ahead, write_devices};
 use super::printable::printable;
 use super::stages::write_stages;
@@ -13,7 +14,7 @@ use super::table::{Column, NOT_MEASURED, known, write_table};
 use super::units;
 use crate::model::{
     Backend, Dist, EndedBackends, FilterReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
-    PgAiosLedger, PgProbes, Relation, StatReport, Target, Window,
+    PgAiosLedger, PgProbes, Relation, SamplerCost, StatReport, Target, Window,
 };
 
 /// What the reader must not overlook.
@@ -35,6 +36,8 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     write_stages(out, report)?;
     write_table(out, "Backends: reads they wanted, whoever executed them", &BACKENDS, &report.backends)?;
     write_table(out, "Backends that ended, folded", &ENDED_BACKENDS, &report.ended_backends)?;
+    write_queries(out, report)?;
+    write_sessions(out, report)?;
     write_table(
         out,
         "Io workers: reads they executed, whoever wanted them",
@@ -146,7 +149,11 @@ fn write_ledger(out: &mut dyn Write, ledger: &Ledger) -> io::Result<()> {
     )?;
     writeln!(out, "{}.", outcomes(ledger))?;
     if ledger.own > 0 {
-        writeln!(out, "Of these, {} by pgiotrace's own sessions.", units::counted(ledger.own, "read"))?;
+        writeln!(
+            out,
+            "Of these, {} by pgiotrace's own sessions, in no table below.",
+            units::counted(ledger.own, "read")
+        )?;
     }
     Ok(())
 }
@@ -159,6 +166,7 @@ fn write_filter(out: &mut dyn Write, filter: Option<&FilterReport>, reads: u64) 
     words.extend(filter.relations.iter().map(|name| format!("--relation {}", printable(name))));
     words.extend(filter.databases.iter().map(|name| format!("--database {}", printable(name))));
     words.extend(filter.users.iter().map(|name| format!("--user {}", printable(name))));
+    words.extend(filter.query_ids.iter().map(|query_id| format!("--query-id {query_id}")));
     words
         .extend(filter.min_latency_us.map(|shortest| format!("--min-latency {}", units::duration(shortest))));
     writeln!(
@@ -257,21 +265,35 @@ fn write_notes(out: &mut dyn Write, notes: &[String]) -> io::Result<()> {
 
 /// What the tracer itself cost.
 fn write_overhead(out: &mut dyn Write, overhead: &Overhead) -> io::Result<()> {
-    let Overhead { bpf_ns_per_read, bpf_cpu_s, tracer_cpu_s, tracer_max_rss_bytes, attach_ms, pg_probes } =
-        *overhead;
+    let Overhead {
+        bpf_ns_per_read,
+        bpf_cpu_s,
+        tracer_cpu_s,
+        tracer_max_rss_bytes,
+        attach_ms,
+        sampler,
+        pg_probes,
+    } = *overhead;
     let seconds = |seconds: f64| units::duration(seconds * 1e6);
     let per_read = bpf_ns_per_read.map(|nanos| format!("{} a read", units::duration(nanos / 1e3)));
     let in_all = bpf_cpu_s.map(|cpu| format!("{} of CPU", seconds(cpu)));
     let programs = [per_read, in_all].into_iter().flatten().collect::<Vec<_>>().join(", ");
     writeln!(
         out,
-        "\nCost: kernel programs {}; {}tracer {} of CPU, {} of memory at most, attached after {}.",
+        "\nCost: kernel programs {}; {}{}tracer {} of CPU, {} of memory at most, attached after {}.",
         if programs.is_empty() { "not measured" } else { &programs },
         pg_probes.map(probes).unwrap_or_default(),
+        sampler.map(samples).unwrap_or_default(),
         seconds(tracer_cpu_s),
         units::size(tracer_max_rss_bytes),
         units::duration(attach_ms * 1e3),
     )
+}
+
+/// What sampling cost the server.
+fn samples(sampler: SamplerCost) -> String {
+    let in_all = known(sampler.server_cpu_s.map(|cpu| units::duration(cpu * 1e6)));
+    format!("{}, {in_all} of the server's CPU; ", units::counted(sampler.samples, "sample"))
 }
 
 /// What the probes of `--pg-probes` cost.

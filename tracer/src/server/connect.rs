@@ -17,6 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Uid;
 
 use super::discover::{Selection, Server, is_this_machine};
+use super::own_sessions::OwnSessions;
 use super::{InnerPid, passwd, pgpass};
 
 /// How the server knows the tracer's sessions.
@@ -379,6 +380,7 @@ pub struct Connector {
     peer_uid: Option<u32>,
     pgpass: Option<String>,
     warnings: Vec<String>,
+    own: OwnSessions,
 }
 
 impl Connector {
@@ -407,7 +409,14 @@ impl Connector {
             peer_uid: is_owner.then_some(server.uid),
             pgpass,
             warnings: warning.into_iter().collect(),
+            own: OwnSessions::default(),
         })
+    }
+
+    /// The sessions that were opened, by this and by its clones.
+    #[must_use]
+    pub fn own_sessions(&self) -> &OwnSessions {
+        &self.own
     }
 
     /// Variables that lead libpq's programs to the same server, for those that the user has not set: a command that is
@@ -475,6 +484,7 @@ impl Connector {
     fn connect_by(&self, route: &Route, database: &str) -> Result<Client, ConnectError> {
         let Settings { port, ref user, timeout, ref base, .. } = self.settings;
         let address = route.address(port);
+        let _attempt = self.own.attempt();
         let mut config = Config::new();
         config.port(port).user(user).dbname(database).application_name(APPLICATION_NAME);
         config.connect_timeout(timeout).ssl_mode(base.get_ssl_mode());
@@ -552,6 +562,7 @@ impl Connector {
             Ok(inner_pid) => inner_pid,
             Err(error) => return Err(ConnectError::SetUp { address, detail: innermost(&error) }),
         };
+        self.own.add(inner_pid);
         // For one language in pg_aios.target_desc, which the parser does not need; only a superuser may.
         let _ = client.batch_execute("SET lc_messages = 'C'");
         if self.server.child(inner_pid).is_none() {

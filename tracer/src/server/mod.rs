@@ -7,6 +7,7 @@ pub mod connect;
 pub mod control_file;
 pub mod discover;
 pub mod facts;
+pub mod own_sessions;
 pub mod probes;
 pub mod relpath;
 pub mod symbols;

@@ -25,6 +25,8 @@ pub struct Symbols {
     pub pgaio_ctl: Option<u64>,
     /// `ProcNumber MyProcNumber` in `globals.c`: each backend's own number, from PostgreSQL 17 on.
     pub my_proc_number: Option<u64>,
+    /// `PgBackendStatus *MyBEEntry` in `backend_status.c`: what each process says of itself.
+    pub my_be_entry: Option<u64>,
     /// `int io_max_concurrency` in `aio.c`: handles of each backend.
     pub io_max_concurrency: Option<u64>,
     /// `int io_max_combine_limit` in `bufmgr.c`: iovecs of each handle.
@@ -188,6 +190,7 @@ fn assign(found: &mut Symbols, name: &[u8], address: u64) {
     let slot = match name {
         b"pgaio_ctl" => &mut found.pgaio_ctl,
         b"MyProcNumber" => &mut found.my_proc_number,
+        b"MyBEEntry" => &mut found.my_be_entry,
         b"io_max_concurrency" => &mut found.io_max_concurrency,
         b"io_max_combine_limit" => &mut found.io_max_combine_limit,
         b"io_method" => &mut found.io_method,

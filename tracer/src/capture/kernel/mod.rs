@@ -579,6 +579,7 @@ impl Kernel {
                 awaited_generation: process.awaited_generation,
                 awaited_io_id: process.awaited_io_id,
                 wait: process.wait,
+                execution: process.execution,
             })
         });
         Ok(waiting.collect())
