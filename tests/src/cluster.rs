@@ -292,9 +292,20 @@ impl Cluster {
     ///
     /// When the installation has no `pgbench`.
     pub fn pgbench_command<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<Command> {
-        let mut command = self.sandbox.command("pgbench")?;
+        let mut command = self.client_command("pgbench")?;
         // pgbench's -d was --debug before PostgreSQL 16, so the database's name comes last.
-        command.args(self.address_args()).args(args).arg("postgres");
+        command.args(args).arg("postgres");
+        Ok(command)
+    }
+
+    /// One of PostgreSQL's client programs, led to this server as the superuser.
+    ///
+    /// # Errors
+    ///
+    /// When the installation has no such program.
+    pub fn client_command(&self, program: &str) -> Result<Command> {
+        let mut command = self.sandbox.command(program)?;
+        command.args(self.address_args());
         Ok(command)
     }
 

@@ -18,7 +18,7 @@ pub const FLAGS: usize = 3;
 /// `owner_procno`, i32: the backend that wanted the I/O.
 pub const OWNER_PROCNO: usize = 16;
 /// `resowner`, a pointer: null once the owner has let go of the handle (`pgaio_io_release_resowner`, `aio.c`).
-pub const RESOWNER: usize = 24;
+pub const RESOWNER: usize = 40;
 /// `generation`, u64: `(io_id, generation)` names one use.
 pub const GENERATION: usize = 64;
 /// `cv.wakeup`, a `proclist_head` (`src/include/storage/proclist_types.h`): i32 numbers of the first and the last process

@@ -446,15 +446,16 @@ struct Cost {
     process: Option<Process>,
     /// Its processor time so far, nanoseconds.
     before_ns: Option<u64>,
-    /// Of a sample, nanoseconds: a moving average.
-    of_one_ns: u64,
+    /// Of a sample, nanoseconds: a moving average. The first one does not count, which fills the session's caches.
+    of_one_ns: Option<u64>,
+    is_first: bool,
 }
 
 impl Cost {
     fn of(process: Option<Pid>) -> Self {
         let process = process.and_then(|pid| Process::new(i32::try_from(pid.0).ok()?).ok());
         let before_ns = process.as_ref().and_then(cpu_ns);
-        Self { process, before_ns, of_one_ns: 0 }
+        Self { process, before_ns, of_one_ns: None, is_first: true }
     }
 
     /// Another sample was taken.
@@ -464,7 +465,9 @@ impl Cost {
         self.before_ns = now_ns;
         match this_ns {
             Some(nanos) => {
-                self.of_one_ns = if self.of_one_ns == 0 { nanos } else { (self.of_one_ns * 7 + nanos) / 8 };
+                if !std::mem::take(&mut self.is_first) {
+                    self.of_one_ns = Some(self.of_one_ns.map_or(nanos, |before| (before * 7 + nanos) / 8));
+                }
                 spent.server_ns.fetch_add(nanos, Ordering::Relaxed);
             }
             None => spent.is_known.store(false, Ordering::Relaxed),
@@ -474,7 +477,7 @@ impl Cost {
 
     /// Samples as close as this cost [`MOST_SERVER_SHARE`] of a processor.
     fn shortest_interval(&self) -> Duration {
-        Duration::from_nanos(self.of_one_ns).mul_f64(1.0 / MOST_SERVER_SHARE)
+        Duration::from_nanos(self.of_one_ns.unwrap_or(0)).mul_f64(1.0 / MOST_SERVER_SHARE)
     }
 }
 

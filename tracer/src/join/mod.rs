@@ -109,6 +109,8 @@ pub struct Join {
     waiting: VecDeque<(SeenRead, Timing)>,
     /// Reads of which it is not known yet whether the filter takes them.
     deferred: VecDeque<(Io, Option<Incarnation>)>,
+    /// Processes that ended while some of their reads were deferred.
+    unfolded: Vec<Incarnation>,
     /// Reads that the tracer's own sessions wanted: in no table.
     own_reads: u64,
     /// Reads that passed the filter.
@@ -146,6 +148,7 @@ impl Join {
             ended: Ended::default(),
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
+            unfolded: Vec::new(),
             own_reads: 0,
             passed: 0,
             is_stopped: false,
@@ -183,7 +186,7 @@ impl Join {
                 self.let_go_of(incarnation);
                 let left = self.executions.give_up(incarnation);
                 self.book_settled(incarnation, left);
-                self.fold_executions(incarnation);
+                self.fold_when_settled(incarnation);
                 self.waits.leave(pid);
                 self.people.leave(pid);
                 self.end_process(incarnation);

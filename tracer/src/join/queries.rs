@@ -90,6 +90,26 @@ impl Join {
         entry.reads.merge(&run.reads);
     }
 
+    /// A process has ended: adds all that it executed, once it is known of all its reads whether they count.
+    pub(super) fn fold_when_settled(&mut self, process: Incarnation) {
+        if self.has_deferred(process) {
+            self.unfolded.push(process);
+        } else {
+            self.fold_executions(process);
+        }
+    }
+
+    /// Of more reads it is known whether they count.
+    pub(super) fn fold_settled(&mut self) {
+        for process in std::mem::take(&mut self.unfolded) {
+            self.fold_when_settled(process);
+        }
+    }
+
+    fn has_deferred(&self, process: Incarnation) -> bool {
+        self.deferred.iter().any(|(_, owner)| *owner == Some(process))
+    }
+
     /// A process has ended, or the trace: adds all that it executed.
     pub(super) fn fold_executions(&mut self, process: Incarnation) {
         let leader = self.people.get(process).and_then(super::people::Person::leader);

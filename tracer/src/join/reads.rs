@@ -333,6 +333,7 @@ impl Join {
                 None => self.deferred.push_back((io, owner)),
             }
         }
+        self.fold_settled();
     }
 
     pub(super) fn name_of(&self, subject: &Subject) -> Option<&Name> {
