@@ -3,7 +3,7 @@
 use std::{
     process::{Output, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -179,6 +179,36 @@ fn the_filter_by_query_lets_that_query_pass_and_no_other() -> Result<()> {
 }
 
 #[test]
+fn where_pg_stat_statements_is_a_query_is_shown_without_its_constants() -> Result<()> {
+    let cluster = Cluster::builder(PgInstall::v18()?)
+        .io_method("worker")
+        .shared_buffers("4MB")
+        .setting("shared_preload_libraries", "pg_stat_statements")
+        .start()?;
+    let mut client = cluster.connect("postgres")?;
+    create_table(&mut client, "secrets", 8)?;
+    client
+        .batch_execute("CREATE SCHEMA \"Odd one\"; CREATE EXTENSION pg_stat_statements SCHEMA \"Odd one\"")?;
+    client.batch_execute("SET max_parallel_workers_per_gather = 0")?;
+    let query = |secret: &str| format!("SELECT count(id) FROM secrets WHERE filler <> '{secret}'");
+    // Before, because the view has only what has ended.
+    client.simple_query(&query("0815"))?;
+    cluster.drop_caches()?;
+    let tracer = Tracer::stat(&cluster).args(["--sample-rate", "200"]).start()?;
+    let begin = Instant::now();
+    // Several samples, whatever else the processors have to do.
+    while begin.elapsed() < Duration::from_millis(500) {
+        client.simple_query(&query("4711"))?;
+    }
+    let report = report_of(&tracer.interrupt()?)?;
+    let shown = queries(&report, "SELECT count(id) FROM secrets");
+    assert_eq!(shown.len(), 1, "{shown:#?}");
+    assert_eq!(shown[0]["query"], "SELECT count(id) FROM secrets WHERE filler <> $1");
+    assert!(!report.to_string().contains("4711"));
+    Ok(())
+}
+
+#[test]
 fn without_identifiers_a_query_is_known_by_its_text_and_without_text_by_neither() -> Result<()> {
     let cluster = Cluster::builder(PgInstall::v18()?)
         .io_method("worker")
@@ -328,9 +358,9 @@ fn a_session_is_shown_with_its_client_its_waits_and_who_blocks_it() -> Result<()
     blocker.batch_execute("BEGIN; LOCK TABLE locked")?;
     let mut config: Config = Config::new();
     config.host("127.0.0.1").port(cluster.port()).user("postgres").dbname("postgres");
-    let mut blocked = config.application_name("blocked").connect(NoTls)?;
-    let blocked_pid = scan::backend_pid(&mut blocked)?;
-    let waiting = thread::spawn(move || blocked.simple_query("SELECT count(*) FROM locked").map(drop));
+    let mut waiter = config.application_name("blocked").connect(NoTls)?;
+    let waiter_pid = scan::backend_pid(&mut waiter)?;
+    let waiting = thread::spawn(move || waiter.simple_query("SELECT count(*) FROM locked").map(drop));
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state_change < now() - interval '300 ms'";
     wait_until("the lock to be waited for", || {
         // A transaction sees one picture; this one needs another each time.
@@ -343,7 +373,7 @@ fn a_session_is_shown_with_its_client_its_waits_and_who_blocks_it() -> Result<()
     waiting.join().expect("no panic")?;
     let report = report_of(&tracer.interrupt()?)?;
     let sessions = list(&report, "sessions");
-    let session = sessions.iter().find(|session| session["pid"] == blocked_pid).context("it is not shown")?;
+    let session = sessions.iter().find(|session| session["pid"] == waiter_pid).context("it is not shown")?;
     assert_eq!(session["application_name"], "blocked");
     assert_eq!(session["client"], "127.0.0.1");
     assert_eq!(session["blocked_by"], serde_json::json!([blocker_pid]));

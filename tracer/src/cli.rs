@@ -86,7 +86,7 @@ enum Verb {
     /// The trace lasts for --duration, while CMD runs, or until Ctrl-C; the summary is by backend, io worker, relation
     /// and device. Needs root, or the capabilities that doctor names. The server is not changed and not restarted.
     #[command(after_help = STAT_EXAMPLES)]
-    Stat(StatArgs),
+    Stat(Box<StatArgs>),
 
     /// Prints a completion script for a shell
     ///
@@ -254,7 +254,7 @@ pub enum Action {
     /// `doctor`.
     Doctor(DoctorOptions),
     /// `stat`.
-    Stat(StatOptions),
+    Stat(Box<StatOptions>),
     /// `completions`.
     Completions(Shell),
 }
@@ -487,7 +487,7 @@ impl Cli {
                 return Err(usage("doctor has no CSV form: use --format text or json"));
             }
             Verb::Doctor => Action::Doctor(DoctorOptions { connection: connection.into_options()?, report }),
-            Verb::Stat(args) => Action::Stat(args.into_options(connection.into_options()?, report)),
+            Verb::Stat(args) => Action::Stat(Box::new(args.into_options(connection.into_options()?, report))),
         };
         Ok(Options { action, verbosity: verbose, color: color_choice(color) })
     }
@@ -606,7 +606,7 @@ mod tests {
 
     fn stat(line: &str) -> StatOptions {
         match parsed(line).action {
-            Action::Stat(options) => options,
+            Action::Stat(options) => *options,
             other => panic!("{line}: {other:?}"),
         }
     }
@@ -636,7 +636,7 @@ mod tests {
             ring_kib: 16 << 10,
             raw_records: None,
         };
-        assert_eq!(options.action, Action::Stat(expected));
+        assert_eq!(options.action, Action::Stat(Box::new(expected)));
         assert!(stat("pgiotrace stat").filter.is_empty());
     }
 

@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod live;
 pub mod names;
 pub mod sampler;
+mod statements;
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use procfs::process::Process;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{SERVER_EPOCH_UNIX_S, aio_target::AioTarget, monotonic_ns};
+use super::{SERVER_EPOCH_UNIX_S, aio_target::AioTarget, monotonic_ns, statements::Statements};
 use crate::server::connect::{Connector, innermost};
 use crate::server::discover::Server;
 use crate::server::facts::{ServerFacts, facts};
@@ -234,6 +234,8 @@ pub enum PgSample {
         /// One row a process of the server.
         rows: Vec<ActivityRow>,
     },
+    /// Queries as `pg_stat_statements` keeps them, by `query_id`.
+    Statements(Vec<(i64, Arc<str>)>),
     /// All reads that have a handle, of the same moment as the activity before.
     Aios {
         /// When.
@@ -417,6 +419,7 @@ fn sample_until_lost(
     let has_aios = facts.reads_aios == Some(true);
     let mut cost = Cost::of(server.child(facts.backend));
     let mut introduction = Some((facts, missing_rights));
+    let mut statements = habits.query_text.then(|| Statements::prepare(client, QUERY_CHARS)).flatten();
     let mut due = Instant::now();
     loop {
         let Sample { taken, listed, activity, aios } = match question.ask(client) {
@@ -427,6 +430,14 @@ fn sample_until_lost(
         if let Some((facts, missing_rights)) = introduction.take() {
             outbox.send(PgSample::Facts(Box::new(facts)))?;
             missing_rights.map_or(Ok(()), |missing| outbox.send(PgSample::Limited(missing.to_string())))?;
+        }
+        if let Some(statements) = &mut statements {
+            let seen = activity.iter().filter_map(|row| row.execution.as_ref()?.query_id);
+            seen.for_each(|query_id| statements.want(query_id));
+            let texts = statements.ask(client);
+            if !texts.is_empty() {
+                outbox.send(PgSample::Statements(texts))?;
+            }
         }
         outbox.send(PgSample::Activity { taken: listed, rows: activity })?;
         if has_aios {

@@ -88,8 +88,8 @@ impl Process {
         self.runs.iter_mut().rev().find(|run| run.started_us == started_us)
     }
 
-    /// The pending reads that a sighting settles: all that began before it.
-    fn settle(&mut self, at_ns: u64, started_us: i64, started_ns: Option<u64>) -> Vec<Io> {
+    /// The pending reads that a sighting settles: all that began before it. `since_ns`: when the execution began, by the kernel's clock.
+    fn settle(&mut self, at_ns: u64, started_us: i64, since_ns: Option<u64>) -> Vec<Io> {
         let known = self.runs.iter().rev().find(|run| run.started_us < started_us);
         let before = known.map(|run| run.started_us);
         let seen_before_ns = self.run(started_us).map(|run| run.seen_ns).filter(|seen| *seen > 0);
@@ -100,7 +100,7 @@ impl Process {
                 self.pending.push_back(io);
                 continue;
             }
-            let is_of_it = started_ns.is_some_and(|start| start <= begin)
+            let is_of_it = since_ns.is_some_and(|start| start <= begin)
                 || seen_before_ns.is_some_and(|seen| seen <= begin);
             io.query = if is_of_it {
                 QueryOf { started_us, certainty: Certainty::Certain }
@@ -183,13 +183,13 @@ impl Executions {
     /// A process is seen to execute something. Returns its reads that are settled by that.
     pub fn see(&mut self, process: Incarnation, seen: Seen) -> Vec<Io> {
         let Seen { at_ns, started_us, query_id, text } = seen;
-        let started_ns =
+        let since_ns =
             self.zero_us.and_then(|zero| u64::try_from(started_us - zero).ok()).map(|us| us * 1000);
         let process = self.processes.entry(process).or_default();
         let newest = process.runs.back().map(|run| run.started_us);
         // A sample may come after what began later; it settles nothing, but names what it shows.
         let is_current = newest.is_none_or(|newest| newest <= started_us);
-        let settled = if is_current { process.settle(at_ns, started_us, started_ns) } else { Vec::new() };
+        let settled = if is_current { process.settle(at_ns, started_us, since_ns) } else { Vec::new() };
         if newest.is_none_or(|newest| newest < started_us) {
             process.runs.push_back(Run::new(started_us));
             process.executions += 1;
@@ -222,13 +222,11 @@ impl Executions {
 
     /// Whether a read's query is one of these; `None` while its identifier is not known.
     pub fn is_among(&self, owner: Incarnation, io: &Io, query_ids: &[i64]) -> Option<bool> {
-        match io.query.certainty {
-            Certainty::Unknown => Some(false),
-            _ => {
-                let run = self.processes.get(&owner)?.run(io.query.started_us)?;
-                Some(query_ids.contains(&run.query_id?))
-            }
+        if io.query.certainty == Certainty::Unknown {
+            return Some(false);
         }
+        let run = self.processes.get(&owner)?.run(io.query.started_us)?;
+        Some(query_ids.contains(&run.query_id?))
     }
 
     /// Settles all pending reads of a process, which has ended or whose trace ends.

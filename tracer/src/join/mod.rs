@@ -272,6 +272,7 @@ impl Join {
                 }
                 self.settle_deferred(false);
             }
+            PgSample::Statements(texts) => self.queries.learn_normalised(texts),
             PgSample::Aios { taken, mut rows } => {
                 // In this state a row may carry the generation of the handle's next use already: `pgaio_io_reclaim`
                 // (`src/backend/storage/aio/aio.c`) advances it before it leaves the state, and `pg_get_aios` notices

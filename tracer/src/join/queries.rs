@@ -55,6 +55,15 @@ impl Queries {
         }
     }
 
+    /// Texts with parameters in place of constants, which are better than those of one execution.
+    pub fn learn_normalised(&mut self, texts: Vec<(i64, Arc<str>)>) {
+        for (query_id, text) in texts {
+            if self.texts.len() < MOST_QUERIES || self.texts.contains_key(&query_id) {
+                self.texts.insert(query_id, text);
+            }
+        }
+    }
+
     /// A query's text, if one is known.
     pub fn text(&self, key: &QueryKey) -> Option<Arc<str>> {
         match key {

@@ -125,7 +125,7 @@ impl Ended {
 pub(super) struct Waits {
     /// In the order in which they were told, which is nearly that of their ends.
     reads: VecDeque<Ended>,
-    waits: HashMap<Pid, VecDeque<(u64, u64)>>,
+    calls: HashMap<Pid, VecDeque<(u64, u64)>>,
     open: HashMap<Pid, VecDeque<Open>>,
     counts: BTreeMap<WaitKey, WaitCounts>,
 }
@@ -171,7 +171,7 @@ impl Waits {
     }
 
     fn remember(&mut self, process: Pid, wait: (u64, u64)) {
-        let waits = self.waits.entry(process).or_default();
+        let waits = self.calls.entry(process).or_default();
         if waits.len() >= MOST_WAITS {
             waits.pop_front();
         }
@@ -182,7 +182,7 @@ impl Waits {
     pub fn sampled(&mut self, key: WaitKey, awaiting: Awaiting, taken: Taken) {
         let process = key.process.pid;
         let open = Open { key, awaiting, taken };
-        let known = self.waits.get(&process).into_iter().flatten();
+        let known = self.calls.get(&process).into_iter().flatten();
         let around = known.copied().find(|(start, end)| *start <= taken.to_ns && taken.from_ns <= *end);
         if awaiting == Awaiting::Lock || around.is_some() {
             return self.explain(&open, around);
@@ -198,7 +198,7 @@ impl Waits {
 
     /// A process has ended: its waits stay as they are.
     pub fn leave(&mut self, process: Pid) {
-        self.waits.remove(&process);
+        self.calls.remove(&process);
         for open in self.open.remove(&process).into_iter().flatten() {
             self.explain(&open, None);
         }
@@ -351,8 +351,10 @@ mod tests {
         WaitRecord { tgid: process.0, start_ns: start_ms * MS, end_ns: end_ms * MS, ..WaitRecord::default() }
     }
 
+    type Found = (Vec<(Doing, u64)>, Vec<(Pid, u64)>);
+
     /// What the waits of all samples were for, in order of [`Doing`], and whose.
-    fn found(mut waits: Waits) -> (Vec<(Doing, u64)>, Vec<(Pid, u64)>) {
+    fn found(mut waits: Waits) -> Found {
         let mut doing: BTreeMap<Doing, u64> = BTreeMap::new();
         let mut others: BTreeMap<Pid, u64> = BTreeMap::new();
         for counts in waits.finish().into_values() {

@@ -117,8 +117,7 @@ pub struct AwaitedOwner {
 }
 
 /// What a read was doing when a sample saw somebody wait for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doing {
     /// In PostgreSQL's queue, for an io worker.
     PgQueue,
@@ -150,6 +149,21 @@ impl Doing {
         Self::Lock,
         Self::NotKnown,
     ];
+
+    /// Its JSON key.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PgQueue => "pg_queue",
+            Self::Submit => "submit",
+            Self::Cache => "cache",
+            Self::BlockQueue => "block_queue",
+            Self::Device => "device",
+            Self::Finished => "finished",
+            Self::Lock => "lock",
+            Self::NotKnown => "not_known",
+        }
+    }
 }
 
 /// Samples by what the awaited read was doing.
@@ -167,6 +181,6 @@ impl DoingCounts {
 impl Serialize for DoingCounts {
     /// With all keys, so that nobody takes a missing one for "not measured".
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(Doing::ALL.map(|doing| (doing, self.of(doing))))
+        serializer.collect_map(Doing::ALL.map(|doing| (doing.name(), self.of(doing))))
     }
 }

@@ -1,7 +1,7 @@
 //! The CSV form of a `stat` report, for spreadsheets and `COPY`.
 //!
 //! One header line, then one row per (section, entity): `method`, `backend`, `ended_backends`, `io_worker`, `relation`,
-//! `relation_device` (what a relation had from one device), `device`. All rows have all columns; a cell is empty where the
+//! `relation_device` (what a relation had from one device), `device`, `query`, `session`, `wait`. All rows have all columns; a cell is empty where the
 //! section has no such thing or where it was not measured. Cells are quoted as RFC 4180 says; control characters in names
 //! are escaped, so that a row is one line and a terminal is safe. Of a device, also of a relation's, `reads` and `bytes`
 //! are those of its requests, and `latency_*` is the time from issue to completion. The columns of a stage are over the
@@ -16,8 +16,9 @@ use ::csv::Writer;
 
 use super::printable::printable;
 use crate::model::{
-    Backend, Bounds, ByMethod, BySource, Device, Dist, EndedBackends, FromDevice, IoSummary, IoWorker,
-    MethodTotals, Relation, RequestSizes, Stages, StatReport, Users,
+    Backend, Bounds, ByMethod, BySource, Device, Dist, Doing, DoingCounts, EndedBackends, FromDevice,
+    IoSummary, IoWorker, MethodTotals, Query, Relation, RequestSizes, Session, Stages, StatReport, Users,
+    Wait,
 };
 
 /// Writes all rows.
@@ -34,7 +35,10 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
         .chain(report.io_workers.iter().map(io_worker))
         .chain(report.relations.iter().map(relation))
         .chain(report.relations.iter().flat_map(relation_devices))
-        .chain(report.devices.iter().map(device));
+        .chain(report.devices.iter().map(device))
+        .chain(report.queries.iter().map(query))
+        .chain(report.sessions.iter().flatten().map(session))
+        .chain(report.waits.iter().flatten().map(wait));
     for row in rows {
         writer.write_record(row.cells().iter().map(|(_, cell)| cell))?;
     }
@@ -61,8 +65,8 @@ struct Row<'a> {
     temporary: Option<bool>,
     file: Option<&'a str>,
     device: Option<&'a str>,
-    reads: u64,
-    bytes: u64,
+    reads: Option<u64>,
+    bytes: Option<u64>,
     blocks: Option<u64>,
     by_method: Option<ByMethod>,
     latency_us: Option<Dist>,
@@ -82,6 +86,15 @@ struct Row<'a> {
     depth_max: Option<u64>,
     users: Option<Users>,
     readahead_bytes: Option<u64>,
+    query_id: Option<&'a str>,
+    query: Option<&'a str>,
+    client: Option<&'a str>,
+    executions: Option<u64>,
+    certain: Option<u64>,
+    probable: Option<u64>,
+    event: Option<&'a str>,
+    samples: Option<u64>,
+    doing: Option<&'a DoingCounts>,
 }
 
 /// A column and a row's cell in it.
@@ -92,8 +105,8 @@ impl Row<'_> {
     fn of(section: &'static str, io: &IoSummary) -> Self {
         Self {
             section,
-            reads: io.reads,
-            bytes: io.bytes,
+            reads: Some(io.reads),
+            bytes: Some(io.bytes),
             blocks: Some(io.blocks),
             by_method: Some(io.by_method),
             latency_us: io.latency_us,
@@ -133,6 +146,25 @@ impl Row<'_> {
             cells.extend(dist(name, figures));
         }
         cells.extend(self.requests());
+        cells.extend(self.activity());
+        cells
+    }
+
+    /// What is known from PostgreSQL's side.
+    fn activity(&self) -> Vec<Cell> {
+        let text = |text: Option<&str>| text.map(|text| printable(text).into_owned()).unwrap_or_default();
+        let mut cells: Vec<Cell> = vec![
+            ("query_id".into(), text(self.query_id)),
+            ("query".into(), text(self.query)),
+            ("client".into(), text(self.client)),
+            ("executions".into(), cell(self.executions)),
+            ("certain".into(), cell(self.certain)),
+            ("probable".into(), cell(self.probable)),
+            ("event".into(), text(self.event)),
+            ("samples".into(), cell(self.samples)),
+        ];
+        let doing = |doing: Doing| cell(self.doing.map(|counts| counts.of(doing)));
+        cells.extend(Doing::ALL.map(|kind| (Cow::Owned(format!("doing_{}", kind.name())), doing(kind))));
         cells
     }
 
@@ -162,8 +194,8 @@ impl Row<'_> {
     fn counts(&self) -> Vec<Cell> {
         let method = self.by_method;
         named([
-            ("reads", self.reads.to_string()),
-            ("bytes", self.bytes.to_string()),
+            ("reads", cell(self.reads)),
+            ("bytes", cell(self.bytes)),
             ("blocks", cell(self.blocks)),
             ("reads_sync", cell(method.map(|method| method.sync))),
             ("reads_worker", cell(method.map(|method| method.worker))),
@@ -306,12 +338,57 @@ fn relation_devices(of: &Relation) -> impl Iterator<Item = Row<'_>> {
             temporary,
             file,
             device: Some(dev),
-            reads: *requests,
-            bytes: asked_bytes + readahead_bytes,
+            reads: Some(*requests),
+            bytes: Some(asked_bytes + readahead_bytes),
             readahead_bytes: Some(*readahead_bytes),
             ..Row::default()
         }
     })
+}
+
+fn query(query: &Query) -> Row<'_> {
+    Row {
+        database: query.database.as_deref(),
+        backend_type: query.backend_type.as_deref(),
+        query_id: query.query_id.as_deref(),
+        query: query.query.as_deref(),
+        executions: Some(query.executions),
+        certain: Some(query.certain),
+        probable: Some(query.probable),
+        ..Row::of("query", &query.io)
+    }
+}
+
+fn session(session: &Session) -> Row<'_> {
+    Row {
+        section: "session",
+        pid: Some(session.pid),
+        backend_type: session.backend_type.as_deref(),
+        database: session.database.as_deref(),
+        user: session.user.as_deref(),
+        application_name: session.application_name.as_deref(),
+        busy_ratio: Some(session.busy_ratio),
+        query_id: session.query_id.as_deref(),
+        query: session.query.as_deref(),
+        client: session.client.as_deref(),
+        executions: Some(session.executions),
+        samples: Some(session.samples),
+        ..Row::default()
+    }
+}
+
+fn wait(wait: &Wait) -> Row<'_> {
+    Row {
+        section: "wait",
+        pid: Some(wait.pid),
+        backend_type: wait.backend_type.as_deref(),
+        query_id: wait.query_id.as_deref(),
+        query: wait.query.as_deref(),
+        event: Some(&wait.event),
+        samples: Some(wait.samples),
+        doing: Some(&wait.doing),
+        ..Row::default()
+    }
 }
 
 fn device(device: &Device) -> Row<'_> {
@@ -319,8 +396,8 @@ fn device(device: &Device) -> Row<'_> {
         section: "device",
         device: Some(&device.dev),
         name: device.name.as_deref(),
-        reads: device.requests,
-        bytes: device.bytes,
+        reads: Some(device.requests),
+        bytes: Some(device.bytes),
         latency_us: device.device_us,
         block_queue_us: device.block_queue_us,
         request_bytes: device.request_bytes,

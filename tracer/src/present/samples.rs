@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::model::{
-    Backend, Bounds, ByExecutor, ByMethod, BySource, Check, Depth, Device, Dist, DoctorReport, EndedBackends,
-    FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger,
-    QueryCertainty, Relation, RequestSizes, STAT_SCHEMA, Stages, StatReport, Status, Target, Users, Window,
+    AwaitedOwner, Backend, Bounds, ByExecutor, ByMethod, BySource, Check, Depth, Device, Dist, DoctorReport,
+    Doing, DoingCounts, EndedBackends, FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead,
+    OwnerShare, PgAiosLedger, Query, QueryCertainty, QueryKind, Relation, RequestSizes, STAT_SCHEMA, Session,
+    Stages, StatReport, Status, Target, Users, Wait, Window,
 };
 
 /// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
@@ -36,6 +37,10 @@ pub fn full() -> StatReport {
             application_name: None,
             io: io(method(4_000, 0, 0), 1, 12.5),
         }],
+        query_certainty: Some(QueryCertainty { certain: 5_000, probable: 100, unknown: 21, none: 30 }),
+        queries: queries(),
+        sessions: Some(sessions()),
+        waits: Some(waits()),
         io_workers: io_workers(),
         relations: relations(),
         devices: devices(),
@@ -408,4 +413,71 @@ fn devices() -> Vec<Device> {
             users: Users { other_requests: 3, other_bytes: 12_288, ..Users::default() },
         },
     ]
+}
+
+fn queries() -> Vec<Query> {
+    let query = Query {
+        kind: QueryKind::Query,
+        query_id: Some("-1234567890123456789".to_owned()),
+        query: Some(
+            "SELECT count(*)\n  FROM データ WHERE name = $1 AND created_at > now() - interval '1 day'"
+                .to_owned(),
+        ),
+        database: Some("shop".to_owned()),
+        backend_type: Some("client backend".to_owned()),
+        executions: 1_200,
+        certain: 5_000,
+        probable: 100,
+        io: IoSummary {
+            exposed_us: Some(9_000.0),
+            hidden_us: Some(1_000.0),
+            ..io(method(100, 5_000, 0), 16, 123.4)
+        },
+    };
+    let none = |kind, backend_type: &str| Query {
+        kind,
+        query_id: None,
+        query: None,
+        database: None,
+        backend_type: Some(backend_type.to_owned()),
+        executions: 0,
+        certain: 0,
+        probable: 0,
+        io: io(method(10, 0, 0), 1, 12.5),
+    };
+    let unknown = Query { backend_type: None, ..none(QueryKind::Unknown, "") };
+    vec![query, none(QueryKind::None, "client backend"), none(QueryKind::None, "checkpointer"), unknown]
+}
+
+fn sessions() -> Vec<Session> {
+    vec![Session {
+        pid: 4_242,
+        backend_type: Some("client backend".to_owned()),
+        database: Some("shop".to_owned()),
+        user: Some("web".to_owned()),
+        client: Some("10.0.0.7".to_owned()),
+        application_name: None,
+        samples: 200,
+        busy_ratio: 0.75,
+        executions: 1_200,
+        query_id: Some("-1234567890123456789".to_owned()),
+        query: Some("SELECT count(*) FROM データ".to_owned()),
+        wait_events: [("CPU", 100), ("IO:AioIoCompletion", 45), ("Lock:relation", 5)]
+            .map(|(event, samples)| (event.to_owned(), samples))
+            .into(),
+        blocked_by: vec![4_243, 4_244],
+    }]
+}
+
+fn waits() -> Vec<Wait> {
+    vec![Wait {
+        pid: 4_242,
+        backend_type: Some("client backend".to_owned()),
+        query_id: None,
+        query: Some("SELECT count(*) FROM データ".to_owned()),
+        event: "IO:AioIoCompletion".to_owned(),
+        samples: 45,
+        doing: DoingCounts([(Doing::PgQueue, 20), (Doing::Device, 24), (Doing::NotKnown, 1)].into()),
+        of_others: vec![AwaitedOwner { pid: 4_243, samples: 3 }],
+    }]
 }
