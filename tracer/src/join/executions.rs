@@ -265,3 +265,146 @@ impl Executions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::io::{Executor, Method, Subject, Timing},
+        server::Pid,
+    };
+
+    const OWNER: Incarnation = Incarnation { pid: Pid(1), number: 0 };
+    const LEADER: Incarnation = Incarnation { pid: Pid(2), number: 0 };
+
+    /// A read that began and ended at these microseconds.
+    fn io(start_us: u64, end_us: u64, sighting: Sighting) -> Io {
+        Io {
+            owner: Some(OWNER.pid),
+            executor: Pid(9),
+            executor_kind: Executor::IoWorker,
+            method: Method::Worker,
+            subject: Subject::Unknown,
+            blocks: 1,
+            bytes: 8192,
+            is_queue_full_fallback: false,
+            sighting,
+            query: QueryOf::default(),
+            timing: Timing { start_ns: start_us * 1000, end_ns: end_us * 1000, ..Timing::default() },
+        }
+    }
+
+    /// Seen at this microsecond to execute what began at that one.
+    fn seen(at_us: u64, started_us: i64) -> Seen<'static> {
+        Seen { at_ns: at_us * 1000, started_us, query_id: Some(started_us), text: None }
+    }
+
+    /// The server's clock is the kernel's.
+    fn executions() -> Executions {
+        let mut executions = Executions::default();
+        executions.set_clock(0);
+        executions
+    }
+
+    fn queries(settled: &[Io]) -> Vec<(i64, Certainty)> {
+        settled.iter().map(|io| (io.query.started_us, io.query.certainty)).collect()
+    }
+
+    #[test]
+    fn a_read_that_its_owner_began_carries_its_query() {
+        let own = Sighting::Query { started_us: 5, query_id: None };
+        let settled = executions().read(OWNER, io(10, 20, own));
+        assert_eq!(queries(&settled), [(5, Certainty::Certain)]);
+        for none in [Sighting::NoQuery, Sighting::Abandoned] {
+            let settled = executions().read(OWNER, io(10, 20, none));
+            assert_eq!(queries(&settled), [(0, Certainty::Unknown)]);
+        }
+    }
+
+    #[test]
+    fn a_read_between_the_start_of_an_execution_and_a_sighting_of_it_is_certain() {
+        let mut executions = executions();
+        assert!(executions.read(OWNER, io(10, 20, Sighting::None)).is_empty());
+        assert!(executions.read(OWNER, io(40, 50, Sighting::None)).is_empty());
+        assert_eq!(queries(&executions.see(OWNER, seen(30, 5))), [(5, Certainty::Certain)]);
+        // Began after that; the next execution began even later.
+        assert_eq!(queries(&executions.see(OWNER, seen(70, 60))), [(5, Certainty::Probable)]);
+        assert!(executions.give_up(OWNER).is_empty());
+    }
+
+    #[test]
+    fn without_the_clock_only_what_lies_between_two_sightings_is_certain() {
+        let mut executions = Executions::default();
+        executions.see(OWNER, seen(30, 5));
+        executions.read(OWNER, io(10, 20, Sighting::None));
+        executions.read(OWNER, io(40, 50, Sighting::None));
+        let settled = executions.see(OWNER, seen(60, 5));
+        assert_eq!(queries(&settled), [(0, Certainty::Unknown), (5, Certainty::Certain)]);
+    }
+
+    #[test]
+    fn what_began_before_any_known_execution_is_of_none() {
+        let mut executions = executions();
+        executions.read(OWNER, io(10, 20, Sighting::None));
+        assert_eq!(queries(&executions.see(OWNER, seen(30, 25))), [(0, Certainty::Unknown)]);
+    }
+
+    #[test]
+    fn a_sample_that_comes_late_names_its_execution_and_settles_nothing() {
+        let mut executions = executions();
+        executions.see(OWNER, Seen { query_id: None, ..seen(10, 5) });
+        executions.see(OWNER, seen(30, 25));
+        executions.read(OWNER, io(40, 50, Sighting::None));
+        let text: Arc<str> = "SELECT 1".into();
+        assert!(executions.see(OWNER, Seen { text: Some(&text), ..seen(10, 5) }).is_empty());
+        let ended = executions.end(OWNER, None);
+        assert_eq!(ended.runs[0].text.as_deref(), Some("SELECT 1"));
+        assert_eq!(ended.runs.len(), 2);
+    }
+
+    #[test]
+    fn what_is_left_at_the_end_is_probably_of_the_last_execution() {
+        let mut executions = executions();
+        executions.see(OWNER, seen(10, 5));
+        executions.read(OWNER, io(40, 50, Sighting::None));
+        assert_eq!(queries(&executions.give_up(OWNER)), [(5, Certainty::Probable)]);
+    }
+
+    #[test]
+    fn pending_reads_are_bounded() {
+        let mut executions = executions();
+        let held =
+            (0..MOST_PENDING as u64).map(|at| executions.read(OWNER, io(at, at, Sighting::None)).len());
+        assert_eq!(held.sum::<usize>(), 0);
+        assert_eq!(executions.read(OWNER, io(0, 1, Sighting::None)).len(), 1);
+    }
+
+    #[test]
+    fn a_parallel_workers_reads_go_to_what_its_leader_executes() {
+        let mut executions = executions();
+        executions.see(LEADER, seen(10, 5));
+        let own = Sighting::Query { started_us: 5, query_id: Some(77) };
+        for io in executions.read(OWNER, io(20, 30, own)) {
+            assert!(executions.add(OWNER, &io).is_none());
+        }
+        assert!(executions.end(OWNER, Some(LEADER)).runs.is_empty());
+        let led = executions.end(LEADER, None);
+        assert_eq!(
+            (led.runs[0].reads.io.reads, led.runs[0].reads.certain, led.runs[0].query_id),
+            (1, 1, Some(5))
+        );
+    }
+
+    #[test]
+    fn of_many_executions_the_oldest_is_given_away() {
+        let mut executions = executions();
+        let mut given = 0;
+        for started_us in 1..=40 {
+            let own = Sighting::Query { started_us, query_id: None };
+            for io in executions.read(OWNER, io(50, 60, own)) {
+                given += usize::from(executions.add(OWNER, &io).is_some());
+            }
+        }
+        assert_eq!((given, executions.count(OWNER)), (40 - KEPT, 40));
+    }
+}
