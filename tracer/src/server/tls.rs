@@ -611,16 +611,7 @@ mod tests {
     use super::*;
 
     /// Made by `openssl x509 -req -signkey`, as PostgreSQL's manual shows it; its common name is `*.old.example`.
-    const VERSION_1: &[u8] = b"-----BEGIN CERTIFICATE-----
-MIIBLDCB0wIUb/noz8PhoNIesG3+2/9VWRiJjbUwCgYIKoZIzj0EAwIwGDEWMBQG
-A1UEAwwNKi5vbGQuZXhhbXBsZTAgFw0yNjExMzAxNzM3MTZaGA8yMTI2MTEwNjE3
-MzcxNlowGDEWMBQGA1UEAwwNKi5vbGQuZXhhbXBsZTBZMBMGByqGSM49AgEGCCqG
-SM49AwEHA0IABFTtD1lcGco5NbHpHmBzMlDTAKESjBA+bKLRWtKDVCeIVZ57dP0H
-zrX3cKsQ4BrWhS+LVcn8qEYOiIPXG+9FPbIwCgYIKoZIzj0EAwIDSAAwRQIgGdg0
-XRpcdWbX0stqTEIHGE06GylpArz1ydgGNDtOOO0CIQDhPu+8/DOh/6yUnJzE8aeL
-beL39OZhVRiqNRMaMWkixg==
------END CERTIFICATE-----
-";
+    const VERSION_1: &[u8] = include_bytes!("testdata/version_1.der");
     /// Within its time, and well after it.
     const IN_2030: u64 = 1_893_456_000;
     const IN_2200: u64 = 7_258_118_400;
@@ -752,7 +743,7 @@ beL39OZhVRiqNRMaMWkixg==
 
     #[test]
     fn a_certificate_that_is_trusted_itself_needs_no_authority() {
-        let old = CertificateDer::from_pem_slice(VERSION_1).expect("it is a certificate");
+        let old = CertificateDer::from(VERSION_1);
         let itself = verifier(Some(&old), true);
         assert_eq!(verify(&itself, &old, "db.old.example", IN_2030), Ok(()));
         assert!(verify(&itself, &old, "db.new.example", IN_2030).is_err());
