@@ -232,13 +232,14 @@ impl Cluster {
     ///
     /// When it has not ended after two minutes; it is killed then.
     pub fn stop(&mut self, mode: StopMode) -> Result<()> {
+        // Asked for as long as the server is known to run: what we started may only be its parent, who need not heed signals.
+        let postmaster = self.postmaster_pid();
         let Some(mut server) = self.server.take() else { return Ok(()) };
         let signal = match mode {
             StopMode::Fast => Signal::INT,
             StopMode::Immediate => Signal::QUIT,
         };
-        let pid = self.postmaster_pid().unwrap_or(server.id());
-        process::signal(pid, signal);
+        process::signal(postmaster.unwrap_or(server.id()), signal);
         if wait_timeout(&mut server, PATIENCE)?.is_none() {
             process::kill_all_in(&self.data_dir());
             server.kill().and_then(|()| server.wait()).context("cannot kill the server")?;

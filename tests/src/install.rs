@@ -43,6 +43,15 @@ pub struct PgInstall {
 }
 
 impl PgInstall {
+    /// PostgreSQL 19, with io_uring where there is one.
+    ///
+    /// # Errors
+    ///
+    /// When there is none: setup has not run, or could not get one.
+    pub fn v19() -> Result<Self> {
+        Self::require(19)
+    }
+
     /// PostgreSQL 18, with io_uring where there is one.
     ///
     /// # Errors

@@ -187,7 +187,9 @@ fn a_member_of_pg_monitor_misses_nothing() -> Result<()> {
     wait_until("the view was sampled", || client.query_opt(sampled, &[]).is_ok_and(|row| row.is_some()))?;
     let scanned = scan(&mut client, "t")?;
     let own = backend_pid(&mut client)?;
-    let report = tracer.interrupt()?.report()?;
+    let run = tracer.interrupt()?;
+    let report = run.report()?;
+    assert_eq!(run.code(), 0, "{}", run.stderr);
     assert_eq!(notes(&report), [""; 0]);
     assert_eq!(blocks(&report, "t")?, scanned);
     assert_eq!(backend(&report, own)?["backend_type"], "client backend");
@@ -230,10 +232,14 @@ fn a_role_without_rights_traces_on_and_pg_monitor_is_named() -> Result<()> {
     let tracer = Tracer::new(["stat", "--format", "json", "-U", "poor", "-d", "postgres"]);
     let tracer = tracer.args(of(&cluster)).start()?;
     let scanned = scan(&mut client, "t")?;
-    let report = tracer.interrupt()?.report()?;
+    let run = tracer.interrupt()?;
+    let report = run.report()?;
 
+    assert_eq!(run.code(), 0, "{}", run.stderr);
     assert_eq!(blocks(&report, "t")?, scanned);
     assert_all_exact(&report);
+    let of_session = backend(&report, backend_pid(&mut client)?)?;
+    assert_eq!((&of_session["user"], &of_session["backend_type"]), (&"postgres".into(), &Value::Null));
     assert_eq!(report["ledger"]["pg_aios"], Value::Null, "the view could not be read");
     let about_rights: Vec<_> =
         notes(&report).into_iter().filter(|note| note.contains("lacks rights")).collect();

@@ -118,9 +118,11 @@ const RELATIONS: [Column<Relation>; 12] = [
 /// Which server, and when.
 fn write_head(out: &mut dyn Write, target: &Target, window: &Window) -> io::Result<()> {
     let method = target.io_method.as_deref().unwrap_or("not known");
+    let cluster = target.cluster_name.as_deref().filter(|name| !name.is_empty());
+    let cluster = cluster.map_or_else(String::new, |name| format!(" \"{}\"", printable(name)));
     writeln!(
         out,
-        "PostgreSQL {}, postmaster {}, {}, io_method {}",
+        "PostgreSQL {}{cluster}, postmaster {}, {}, io_method {}",
         printable(&target.server_version),
         target.postmaster_pid,
         printable(&target.data_directory),

@@ -15,7 +15,7 @@ use super::symbols::Symbols;
 pub const FIRST_AIO_MAJOR: u16 = 18;
 
 /// The table of layouts by major version: so far there is one, in [`pgiotrace_ebpf::handle`] and [`control`],
-/// read in the sources of 18.0 to 18.6 and of 19beta3. Another version is added only after reading its
+/// read in the sources of 18.0 to 18.6 and of 19beta3, and tested with 18.6 and 19rc1. Another version is added only after reading its
 /// `aio_internal.h`.
 const KNOWN_MAJORS: RangeInclusive<u16> = 18..=19;
 

@@ -4,20 +4,25 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use postgres::config::Host;
+use postgres::config::{ChannelBinding, SslMode, SslNegotiation};
 use postgres::error::SqlState;
 use postgres::{Client, Config, NoTls};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Uid;
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::discover::{Selection, Server, is_this_machine};
 use super::own_sessions::OwnSessions;
+use super::parameters::{ParameterError, Parameters};
+use super::service::{self, ServiceError};
+use super::tls::{self, Encryption, Tls, TlsError};
 use super::{InnerPid, passwd, pgpass};
 
 /// How the server knows the tracer's sessions.
@@ -57,6 +62,25 @@ pub enum ConnectError {
     ConnectionString {
         /// What is wrong, with a colon before it; empty when telling could give a password away.
         detail: String,
+    },
+    /// A variable of the environment or a parameter's value.
+    #[error(
+        "the connection's parameters are not valid: {0}; mend the connection string, the service or the variable"
+    )]
+    Parameter(#[from] ParameterError),
+    /// The service that `service=` or `PGSERVICE` names.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// How to encrypt.
+    #[error(transparent)]
+    TlsSettings(#[from] TlsError),
+    /// Encrypting failed.
+    #[error("connecting to the server at {address} with TLS failed: {problem}")]
+    Tls {
+        /// The host and port.
+        address: String,
+        /// What is wrong and what to do.
+        problem: String,
     },
     /// Nobody listens, or the way there is barred.
     #[error("connecting to the server at {address} failed: {detail}; is it accepting connections there?")]
@@ -164,9 +188,25 @@ impl ConnectError {
             // Class 57 is "operator intervention", 53 "insufficient resources".
             Self::Refused { code, .. } => ["57", "53"].iter().any(|class| code.code().starts_with(class)),
             Self::ConnectionString { .. }
+            | Self::Parameter(_)
+            | Self::Service(_)
+            | Self::TlsSettings(_)
+            | Self::Tls { .. }
             | Self::PasswordMissing { .. }
             | Self::Password { .. }
             | Self::OtherServer { .. } => false,
+        }
+    }
+}
+
+impl ConnectError {
+    /// Whether another `sslmode` may do better: the handshake failed, or `pg_hba.conf` lets nobody in this way.
+    fn may_depend_on_encryption(&self) -> bool {
+        match self {
+            Self::Tls { .. } | Self::TlsSettings(_) | Self::Password { .. } => true,
+            // Class 28 is "invalid authorization specification".
+            Self::Refused { code, .. } => code.code().starts_with("28"),
+            _ => false,
         }
     }
 }
@@ -194,86 +234,147 @@ impl ConnectOptions {
         data_directory: Option<PathBuf>,
         environment: Environment,
     ) -> Result<Selection, ConnectError> {
-        let string = self.connection_string()?;
+        let sources = Sources::of(self, environment)?;
         let is_open = data_directory.is_none();
         // Beside -D, a connection string may lead to the server by another port, that of a pooler.
-        let string_port = string.as_ref().and_then(|string| string.get_ports().first().copied());
-        let port = string_port.filter(|_| is_open).or(self.port);
-        let host = string.as_ref().and_then(first_host).or_else(|| self.host.clone());
+        let string_port = sources.string.port()?.filter(|_| is_open);
+        let service_port = sources.service.port()?.filter(|_| is_open);
         let fallback = |name: &str| environment(name).filter(|_| is_open);
+        let service_host = first_host(&sources.service).filter(|_| is_open || sources.is_service_named);
         Ok(Selection {
-            port: port.or_else(|| fallback("PGPORT")?.parse().ok()),
-            host: host.or_else(|| fallback("PGHOST")),
+            port: string_port.or(self.port).or(service_port).or_else(|| fallback("PGPORT")?.parse().ok()),
+            host: first_host(&sources.string)
+                .or_else(|| self.host.clone())
+                .or(service_host)
+                .or_else(|| fallback("PGHOST")),
             data_directory,
         })
     }
 
-    /// The connection string in `-d`, by the same rule as libpq's (`recognized_connection_string`).
-    fn connection_string(&self) -> Result<Option<Config>, ConnectError> {
-        let is_string = |text: &&String| {
-            ["postgresql://", "postgres://"].iter().any(|scheme| text.starts_with(scheme))
-                || text.contains('=')
+    /// The connection string in `-d`, if it is one.
+    fn connection_string(&self) -> Result<Option<Parameters>, ConnectError> {
+        let Some(text) = &self.dbname else { return Ok(None) };
+        let parse = || {
+            let string = Parameters::of_connection_string(text)?;
+            string.as_ref().map_or(Ok(None), Parameters::port)?;
+            Ok(string)
         };
-        let Some(text) = self.dbname.as_ref().filter(is_string) else { return Ok(None) };
-        text.parse().map(Some).map_err(|error: postgres::Error| {
+        parse().map_err(|error: ParameterError| {
             let may_hold_password = text.contains('@') || text.contains("password");
-            let detail = if may_hold_password { String::new() } else { format!(" ({})", innermost(&error)) };
+            let detail = if may_hold_password { String::new() } else { format!(" ({error})") };
             ConnectError::ConnectionString { detail }
         })
     }
 }
 
-/// The first host of a connection string, as `-h` would give it.
-fn first_host(string: &Config) -> Option<String> {
-    let host = string.get_hosts().first().map(|host| match host {
-        Host::Tcp(name) => name.clone(),
-        Host::Unix(directory) => directory.to_string_lossy().into_owned(),
-    });
-    host.or_else(|| string.get_hostaddrs().first().map(ToString::to_string))
+/// The first host of some parameters, as `-h` would give it; an address is better than a name that may have others.
+fn first_host(parameters: &Parameters) -> Option<String> {
+    parameters.first("hostaddr").or_else(|| parameters.first("host")).map(str::to_owned)
+}
+
+/// Where parameters come from, beside options.
+struct Sources {
+    /// Empty without a connection string.
+    string: Parameters,
+    is_string: bool,
+    /// Empty without a service.
+    service: Parameters,
+    /// Whether the connection string names the service, and not the environment: then its host and port count like those of
+    /// an option.
+    is_service_named: bool,
+    environment: Parameters,
+}
+
+impl Sources {
+    fn of(options: &ConnectOptions, environment: Environment) -> Result<Self, ConnectError> {
+        let string = options.connection_string()?;
+        let is_string = string.is_some();
+        let string = string.unwrap_or_default();
+        let variables = Parameters::of_environment(environment)?;
+        let named = string.get("service");
+        let service = match named.or_else(|| variables.get("service")) {
+            None => Parameters::default(),
+            Some(service) => {
+                let file = string.get("servicefile").or_else(|| variables.get("servicefile"));
+                service::Files::find(file, environment).service(service)?
+            }
+        };
+        Ok(Self { is_service_named: named.is_some(), string, is_string, service, environment: variables })
+    }
 }
 
 /// All that is settled before the first attempt.
 #[derive(Clone)]
 struct Settings {
-    /// Of `-h`, a connection string or `PGHOST`.
+    /// Of `-h`, a connection string, a service or `PGHOST`.
     host: Option<String>,
+    /// Address of that host, where it is given too.
+    hostaddr: Option<IpAddr>,
     port: u16,
     user: String,
     database: Option<String>,
     password: Option<Vec<u8>>,
+    /// The password file.
+    passfile: Option<PathBuf>,
     timeout: Duration,
-    /// The rest of a connection string.
-    base: Config,
+    /// `options`: settings of the session.
+    options: Option<String>,
+    tls: Tls,
+    channel_binding: ChannelBinding,
 }
 
 impl Settings {
-    /// Precedence as in psql: a connection string, then options, then the environment, then defaults.
+    /// Precedence as in psql: a connection string, then options, then a service, then the environment, then defaults.
     fn resolve(
         options: &ConnectOptions,
         server_port: u16,
         default_user: &str,
         environment: Environment,
     ) -> Result<Self, ConnectError> {
-        let string = options.connection_string()?;
-        let plain_database = options.dbname.clone().filter(|_| string.is_none());
-        let base = string.unwrap_or_default();
-        let user = base.get_user().map(str::to_owned).or_else(|| options.user.clone());
-        let database = base.get_dbname().map(str::to_owned).or(plain_database);
-        let password = base.get_password().map(<[u8]>::to_vec);
-        let seconds = || environment("PGCONNECT_TIMEOUT")?.parse().ok().filter(|seconds| *seconds > 0);
-        let timeout = base.get_connect_timeout().copied().or_else(|| seconds().map(Duration::from_secs));
+        let sources = Sources::of(options, environment)?;
+        let Sources { string, is_string, service, is_service_named, environment: variables } = sources;
         // Who has PGHOST set for a remote server, and traces a local one, means the local one.
-        let host_of_environment =
-            || environment("PGHOST").filter(|host| host.starts_with('/') || is_this_machine(host));
+        let is_meant = |host: &String| host.starts_with('/') || is_this_machine(host);
+        let named_service = if is_service_named { service.clone() } else { Parameters::default() };
+        let host = string
+            .first("host")
+            .map(str::to_owned)
+            .or_else(|| first_host(&string))
+            .or_else(|| options.host.clone())
+            .or_else(|| named_service.first("host").map(str::to_owned))
+            .or_else(|| first_host(&named_service))
+            .or_else(|| first_host(&service).filter(is_meant))
+            .or_else(|| environment("PGHOST").filter(is_meant));
+        // PGPORT is of no use here, nor is that of PGSERVICE: the server was found, so its port is known.
+        let port = string.port()?.or(options.port).or(named_service.port()?).unwrap_or(server_port);
+        let hostaddr = hostaddr_of(if string.get("host").is_some() { &string } else { &named_service })?;
+
+        let mut all = string;
+        for (name, value) in [("user", &options.user), ("dbname", &options.dbname)] {
+            let is_plain = name != "dbname" || !is_string;
+            if let Some(value) = value.as_ref().filter(|_| is_plain && all.get(name).is_none()) {
+                all.set(name, value.clone())?;
+            }
+        }
+        all.complete_with(&service);
+        all.complete_with(&variables);
+        let home = environment("HOME").map(PathBuf::from);
+        let default_passfile = || home.as_ref().map(|home| home.join(".pgpass"));
         Ok(Self {
-            host: first_host(&base).or_else(|| options.host.clone()).or_else(host_of_environment),
-            // PGPORT is of no use here: the server was found, so its port is known.
-            port: base.get_ports().first().copied().unwrap_or(server_port),
-            user: user.or_else(|| environment("PGUSER")).unwrap_or_else(|| default_user.to_owned()),
-            database: database.or_else(|| environment("PGDATABASE")),
-            password: password.or_else(|| environment("PGPASSWORD").map(String::into_bytes)),
-            timeout: timeout.unwrap_or(CONNECT_TIMEOUT),
-            base,
+            host,
+            hostaddr,
+            port,
+            user: all.get("user").unwrap_or(default_user).to_owned(),
+            database: all.get("dbname").map(str::to_owned),
+            password: all.get("password").map(|password| password.as_bytes().to_vec()),
+            passfile: all.get("passfile").map(PathBuf::from).or_else(default_passfile),
+            timeout: timeout_of(&all)?,
+            options: all.get("options").map(str::to_owned),
+            tls: Tls::of(&all, home.as_deref()).map_err(|refusal| match refusal {
+                tls::Refusal::Value(error) => ConnectError::Parameter(error),
+                tls::Refusal::Tls(error) => ConnectError::TlsSettings(error),
+            })?,
+            channel_binding: channel_binding_of(&all)?,
         })
     }
 
@@ -283,6 +384,45 @@ impl Settings {
             Some(database) => vec![database.clone()],
             None => vec!["postgres".to_owned(), self.user.clone()],
         }
+    }
+}
+
+fn hostaddr_of(parameters: &Parameters) -> Result<Option<IpAddr>, ParameterError> {
+    let Some(text) = parameters.first("hostaddr") else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| ParameterError::Value {
+        parameter: "hostaddr",
+        value: text.to_owned(),
+        allowed: "an IP address",
+    })
+}
+
+/// Zero and less is libpq's "without limit"; a tracer has one.
+fn timeout_of(parameters: &Parameters) -> Result<Duration, ParameterError> {
+    let Some(text) = parameters.get("connect_timeout") else { return Ok(CONNECT_TIMEOUT) };
+    let seconds: i32 = text.trim().parse().map_err(|_| ParameterError::Value {
+        parameter: "connect_timeout",
+        value: text.to_owned(),
+        allowed: "a number of seconds",
+    })?;
+    let seconds = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0);
+    Ok(seconds.map_or(CONNECT_TIMEOUT, Duration::from_secs))
+}
+
+/// Also refuses `gssencmode=require`, which asks for another kind of encryption.
+fn channel_binding_of(parameters: &Parameters) -> Result<ChannelBinding, ParameterError> {
+    if let Some(value @ "require") = parameters.get("gssencmode") {
+        let allowed = "disable or prefer, since GSSAPI is not supported";
+        return Err(ParameterError::Value { parameter: "gssencmode", value: value.to_owned(), allowed });
+    }
+    match parameters.get("channel_binding") {
+        None | Some("prefer") => Ok(ChannelBinding::Prefer),
+        Some("disable") => Ok(ChannelBinding::Disable),
+        Some("require") => Ok(ChannelBinding::Require),
+        Some(value) => Err(ParameterError::Value {
+            parameter: "channel_binding",
+            value: value.to_owned(),
+            allowed: "disable, prefer or require",
+        }),
     }
 }
 
@@ -388,7 +528,7 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::ConnectionString`]; nothing is connected yet.
+    /// A [`ConnectError`] of the parameters; nothing is connected yet.
     pub fn new(server: &Server, options: &ConnectOptions) -> Result<Self, ConnectError> {
         let uid = rustix::process::geteuid().as_raw();
         let is_root = uid == 0;
@@ -398,7 +538,8 @@ impl Connector {
         let default_user = default_user.unwrap_or_else(|| "postgres".to_owned());
         let settings = Settings::resolve(options, server.port, &default_user, &environment)?;
         let is_owner = is_root && server.uid != 0 && owner.as_ref() == Some(&settings.user);
-        let (pgpass, warning) = match pgpass_path().map_or(Ok(None), |path| pgpass::read(&path)) {
+        let read = settings.passfile.as_deref().map_or(Ok(None), pgpass::read);
+        let (pgpass, warning) = match read {
             Ok(text) => (text, None),
             Err(warning) => (None, Some(warning)),
         };
@@ -481,22 +622,60 @@ impl Connector {
         result
     }
 
+    /// Tries what `sslmode` allows.
     fn connect_by(&self, route: &Route, database: &str) -> Result<Client, ConnectError> {
-        let Settings { port, ref user, timeout, ref base, .. } = self.settings;
+        let (first, second) = match route {
+            // As libpq: nobody listens in on a Unix socket.
+            Route::Socket { .. } => (Encryption::Plain, None),
+            Route::Tcp(_) => self.settings.tls.attempts(),
+        };
+        let (error, second) = match (self.connect_with(first, route, database), second) {
+            (Err(error), Some(second)) if error.may_depend_on_encryption() => (error, second),
+            (outcome, _) => return outcome,
+        };
+        self.connect_with(second, route, database).map_err(|other| {
+            let is_refusal = |error: &ConnectError| matches!(error, ConnectError::Refused { .. });
+            // That pg_hba.conf lets nobody in this way says less than what is wrong with the other way, and of two such
+            // refusals the one with encryption says more.
+            if is_refusal(&error) && (first == Encryption::Plain || !is_refusal(&other)) {
+                other
+            } else {
+                error
+            }
+        })
+    }
+
+    fn connect_with(
+        &self,
+        encryption: Encryption,
+        route: &Route,
+        database: &str,
+    ) -> Result<Client, ConnectError> {
+        let Settings { port, ref user, timeout, ref tls, .. } = self.settings;
         let address = route.address(port);
         let _attempt = self.own.attempt();
         let mut config = Config::new();
         config.port(port).user(user).dbname(database).application_name(APPLICATION_NAME);
-        config.connect_timeout(timeout).ssl_mode(base.get_ssl_mode());
-        if let Some(options) = base.get_options() {
+        config.connect_timeout(timeout).channel_binding(self.settings.channel_binding);
+        config.ssl_mode(match encryption {
+            Encryption::Plain => SslMode::Disable,
+            Encryption::Offered => SslMode::Prefer,
+            Encryption::Tls => SslMode::Require,
+        });
+        if encryption == Encryption::Tls && tls.is_direct {
+            config.ssl_negotiation(SslNegotiation::Direct);
+        }
+        if let Some(options) = &self.settings.options {
             config.options(options);
         }
         if let Some(password) = self.password(route, database) {
             config.password(password);
         }
+        let connector = if encryption == Encryption::Plain { None } else { Some(tls.connector()?) };
         let directory = match route {
             Route::Tcp(host) => {
                 config.host(host);
+                self.settings.hostaddr.map(|address| config.hostaddr(address));
                 None
             }
             Route::Socket { reached_at, .. } => {
@@ -509,7 +688,7 @@ impl Connector {
             }
         };
         let peer_uid = self.peer_uid.filter(|_| directory.is_some());
-        let mut client = attempt(config, directory, peer_uid, timeout)
+        let mut client = attempt(config, connector, directory, peer_uid, timeout)
             .map_err(|failure| self.explain(failure, address.clone(), database))?;
         self.set_up(&mut client, address)?;
         Ok(client)
@@ -547,6 +726,9 @@ impl Connector {
                 },
             };
         }
+        if let Some(problem) = self.settings.tls.problem(&error) {
+            return ConnectError::Tls { address, problem };
+        }
         match innermost(&error).as_str() {
             // The library has no other name for it (tokio-postgres, connect_raw.rs).
             "password missing" => ConnectError::PasswordMissing { address, user },
@@ -576,12 +758,6 @@ impl Connector {
 fn backend_pid(client: &mut Client) -> Result<InnerPid, postgres::Error> {
     let pid: i32 = client.query_one("SELECT pg_catalog.pg_backend_pid()", &[])?.try_get(0)?;
     Ok(InnerPid(pid.unsigned_abs()))
-}
-
-/// Where libpq looks for passwords.
-fn pgpass_path() -> Option<PathBuf> {
-    let path = environment("PGPASSFILE").map(PathBuf::from);
-    path.or_else(|| environment("HOME").map(|home| Path::new(&home).join(".pgpass")))
 }
 
 /// Opens the first of some directories that can be opened.
@@ -616,6 +792,7 @@ enum Failure {
 /// thread that a stopped server keeps waiting ends with it.
 fn attempt(
     config: Config,
+    connector: Option<MakeRustlsConnect>,
     directory: Option<OwnedFd>,
     peer_uid: Option<u32>,
     timeout: Duration,
@@ -629,7 +806,11 @@ fn attempt(
             rustix::thread::set_thread_res_uid(None::<Uid>, Some(uid), None::<Uid>)
         };
         let outcome = match peer_uid.map_or(Ok(()), become_peer) {
-            Ok(()) => config.connect(NoTls).map_err(Failure::Postgres),
+            Ok(()) => match connector {
+                Some(connector) => config.connect(connector),
+                None => config.connect(NoTls),
+            }
+            .map_err(Failure::Postgres),
             Err(errno) => Err(Failure::System(errno.into())),
         };
         // Nobody waits any more: the time was up.
@@ -737,14 +918,15 @@ mod tests {
     fn a_broken_connection_string_keeps_the_password() {
         for text in [
             "postgresql://bob:secret@localhost:port/books",
-            "password=secret sslrootcert=x",
+            "password=secret nonsense=x",
+            "postgresql://bob:x@secret:secret@localhost/books",
             "password=a secret=b",
         ] {
             let error = with_dbname(text).selection_in(None, &nothing).expect_err("it is broken");
             assert!(!error.to_string().contains("secret"), "{error}");
         }
-        let error = with_dbname("sslrootcert=x").selection_in(None, &nothing).expect_err("an unknown key");
-        assert!(error.to_string().contains("unknown option `sslrootcert`"), "{error}");
+        let error = with_dbname("nonsense=x").selection_in(None, &nothing).expect_err("an unknown key");
+        assert!(error.to_string().contains("no parameter \"nonsense\""), "{error}");
     }
 
     #[test]
@@ -757,6 +939,78 @@ mod tests {
         let selection = ConnectOptions::default().selection_in(Some("/data".into()), &everything);
         let selection = selection.expect("nothing to parse");
         assert_eq!((selection.host, selection.port), (None, None), "-D has chosen");
+    }
+
+    #[test]
+    fn a_service_stands_between_options_and_the_environment() {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let file = folder.path().join("services");
+        let text = "[shop]\nhost=127.0.0.1\nport=6432\nuser=carol\ndbname=shop\npassword=of_service\nsslmode=disable\n\
+            [remote]\nhost=192.0.2.1\nport=6432\n";
+        std::fs::write(&file, text).expect("a file");
+        let file = file.display().to_string();
+        let with = |service: &'static str| {
+            let file = file.clone();
+            move |name: &str| match name {
+                "PGSERVICE" => Some(service.to_owned()).filter(|name| !name.is_empty()),
+                "PGSERVICEFILE" => Some(file.clone()),
+                name => everything(name),
+            }
+        };
+        let resolve = |options: &ConnectOptions, environment: Environment| {
+            Settings::resolve(options, 5433, "postgres", environment)
+        };
+        let settings = resolve(&ConnectOptions::default(), &with("shop")).expect("it is defined");
+        assert_eq!(
+            (settings.user.as_str(), settings.port),
+            ("carol", 5433),
+            "the server was found by its port"
+        );
+        assert_eq!(settings.host.as_deref(), Some("127.0.0.1"));
+        assert_eq!(settings.databases(), ["shop"]);
+        assert_eq!(settings.password.as_deref(), Some(&b"of_service"[..]));
+        assert_eq!(settings.timeout, Duration::from_secs(9), "the environment's");
+
+        let options =
+            ConnectOptions { user: Some("alice".to_owned()), ..with_dbname("service=shop dbname=books") };
+        let settings = resolve(&options, &with("")).expect("it is defined");
+        assert_eq!((settings.user.as_str(), settings.port), ("alice", 6432), "the service is meant");
+        assert_eq!(settings.databases(), ["books"]);
+        let selection = options.selection_in(None, &with("")).expect("it is defined");
+        assert_eq!((selection.host.as_deref(), selection.port), (Some("127.0.0.1"), Some(6432)));
+
+        let settings = resolve(&ConnectOptions::default(), &with("remote")).expect("it is defined");
+        assert_eq!(settings.host.as_deref(), Some("/env/sockets"), "a remote server is not meant");
+        let error = resolve(&ConnectOptions::default(), &with("none")).err().expect("it is not defined");
+        assert!(error.to_string().contains("the service \"none\" is not defined in"), "{error}");
+    }
+
+    #[test]
+    fn an_address_beside_a_name_is_where_to_connect() {
+        let options = with_dbname("host=db.example hostaddr=127.0.0.1");
+        let settings = Settings::resolve(&options, 5433, "postgres", &nothing).expect("it is valid");
+        assert_eq!(settings.host.as_deref(), Some("db.example"), "the name that a certificate is for");
+        assert_eq!(settings.hostaddr, Some(IpAddr::from([127, 0, 0, 1])));
+        let selection = options.selection_in(None, &nothing).expect("it is valid");
+        assert_eq!(selection.host.as_deref(), Some("127.0.0.1"));
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_said() {
+        for (text, part) in [
+            ("sslmode=on", "sslmode cannot be \"on\""),
+            ("connect_timeout=soon", "connect_timeout"),
+            ("hostaddr=localhost host=x", "hostaddr"),
+            ("channel_binding=x", "channel_binding"),
+            ("gssencmode=require", "GSSAPI"),
+            ("port=0", "port cannot be"),
+        ] {
+            let error = Settings::resolve(&with_dbname(text), 5432, "postgres", &nothing).err();
+            assert!(
+                error.as_ref().is_some_and(|error| error.to_string().contains(part)),
+                "{text}: {error:?}"
+            );
+        }
     }
 
     #[test]

@@ -12,9 +12,12 @@ pub mod probes;
 pub mod relpath;
 pub mod symbols;
 
+mod parameters;
 mod passwd;
 mod pgpass;
 mod postmaster_pid;
+mod service;
+mod tls;
 
 use std::fmt;
 

@@ -37,13 +37,14 @@ impl Suite {
         Self::open(&codename()?, installed)
     }
 
-    /// Fetches the suite's index from the mirror that the machine itself uses.
+    /// Fetches the suite's index from the mirror that the machine itself uses. One that only adds to another, as
+    /// `experimental` does, is named behind it: `sid experimental`.
     pub(crate) fn open(name: &str, installed: Installed) -> Result<Self> {
         for program in ["apt-get", "apt-cache", "dpkg-deb"] {
             ensure!(in_path(program).is_some(), "cannot fetch Debian packages: {program} is not installed");
         }
         let mirror = Mirror::of_this_machine()?;
-        let dir = cache()?.join("downloads/apt").join(name);
+        let dir = cache()?.join("downloads/apt").join(name.replace(' ', "-"));
         for sub in ["lists/partial", "cache/archives/partial"] {
             make_dir(&dir.join(sub))?;
         }

@@ -24,7 +24,7 @@ pub(crate) enum Scope {
     Build,
     /// For the demo: a build, PostgreSQL 18, tracing.
     Demo,
-    /// For the tests: all of that, older PostgreSQLs, and tools to make disks and to look for what is left behind.
+    /// For the tests: all of that, older PostgreSQLs and the next one, and tools to make disks and to look for what is left behind.
     Tests,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn run(scope: Scope) -> Result<()> {
     }
     postgres::ensure_current()?;
     if scope == Scope::Tests {
-        postgres::ensure_older();
+        postgres::ensure_others();
         for tool in [BPFTOOL, MKFS_EXT4, MKFS_XFS] {
             tool.ensure();
         }

