@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod live;
 pub mod names;
 pub mod sampler;
+pub mod statistics;
 
 use std::sync::Arc;
 

@@ -7,6 +7,7 @@ mod exposure;
 mod filter;
 mod parts;
 mod people;
+mod pg_stats;
 mod reads;
 mod report;
 mod stages;
@@ -39,6 +40,7 @@ use claims::Claims;
 use ended::Ended;
 use exposure::Exposures;
 use people::People;
+use pg_stats::PgStats;
 use uses::Uses;
 use wakeups::Wakeups;
 
@@ -90,6 +92,9 @@ pub struct Join {
     fidelity: FidelityCounts,
     ends: Ends,
     ended: Ended,
+    pg_stats: PgStats,
+    /// Whether nobody samples the server.
+    is_unsampled: bool,
     /// Reads without an owner, until the samples around them are in.
     waiting: VecDeque<(SeenRead, Timing)>,
     /// Reads of which it is not known yet whether the filter takes them.
@@ -122,6 +127,8 @@ impl Join {
             fidelity: FidelityCounts::default(),
             ends: Ends::default(),
             ended: Ended::default(),
+            pg_stats: PgStats::default(),
+            is_unsampled: !is_sampled,
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
             passed: 0,
@@ -182,8 +189,13 @@ impl Join {
     fn take_sample(&mut self, sample: PgSample) {
         match sample {
             PgSample::Facts(facts) => self.facts = Some(*facts),
-            PgSample::Limited(note) | PgSample::Unavailable(note) => self.note(note),
-            PgSample::Back => {}
+            PgSample::Limited(note) => self.note(note),
+            PgSample::Unavailable(note) => {
+                self.is_unsampled = true;
+                self.note(note);
+            }
+            PgSample::Back => self.is_unsampled = false,
+            PgSample::Statistics(statistics) => self.pg_stats.look(*statistics, &self.people),
             PgSample::Activity { rows, .. } => {
                 self.people.begin_sample();
                 for row in rows {

@@ -195,6 +195,7 @@ impl Join {
             timing,
         };
         let owner = owner.map(|owner| self.people.current(owner));
+        self.pg_stats.add(&io, owner, read.record.begun.flags & flags::HANDLE != 0);
         match (owner, &mut self.wakeups) {
             // Without its handle it cannot be told from others.
             (Some(owner), Some(wakeups))
@@ -311,7 +312,7 @@ impl Join {
         }
     }
 
-    fn block_bytes(&self) -> u32 {
+    pub(super) fn block_bytes(&self) -> u32 {
         self.server.build_sizes.map_or(DEFAULT_BLOCK_BYTES, |sizes| sizes.block_bytes)
     }
 

@@ -5,7 +5,10 @@
 //! section has no such thing or where it was not measured. Cells are quoted as RFC 4180 says; control characters in names
 //! are escaped, so that a row is one line and a terminal is safe. Of a device, also of a relation's, `reads` and `bytes`
 //! are those of its requests, and `latency_*` is the time from issue to completion. The columns of a stage are over the
-//! reads that had it, whose number is its `_count`; of a device, `block_queue_*` is over its requests.
+//! reads that had it, whose number is its `_count`; of a device, `block_queue_*` is over its requests. What PostgreSQL's own
+//! statistics say is in sections of its own: see `csv/pg_stats.rs`.
+
+mod pg_stats;
 
 use std::{
     borrow::Cow,
@@ -34,7 +37,8 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
         .chain(report.io_workers.iter().map(io_worker))
         .chain(report.relations.iter().map(relation))
         .chain(report.relations.iter().flat_map(relation_devices))
-        .chain(report.devices.iter().map(device));
+        .chain(report.devices.iter().map(device))
+        .chain(pg_stats::rows(report));
     for row in rows {
         writer.write_record(row.cells().iter().map(|(_, cell)| cell))?;
     }
@@ -61,8 +65,8 @@ struct Row<'a> {
     temporary: Option<bool>,
     file: Option<&'a str>,
     device: Option<&'a str>,
-    reads: u64,
-    bytes: u64,
+    reads: Option<u64>,
+    bytes: Option<u64>,
     blocks: Option<u64>,
     by_method: Option<ByMethod>,
     latency_us: Option<Dist>,
@@ -82,6 +86,7 @@ struct Row<'a> {
     depth_max: Option<u64>,
     users: Option<Users>,
     readahead_bytes: Option<u64>,
+    claims: pg_stats::Claims<'a>,
 }
 
 /// A column and a row's cell in it.
@@ -92,8 +97,8 @@ impl Row<'_> {
     fn of(section: &'static str, io: &IoSummary) -> Self {
         Self {
             section,
-            reads: io.reads,
-            bytes: io.bytes,
+            reads: Some(io.reads),
+            bytes: Some(io.bytes),
             blocks: Some(io.blocks),
             by_method: Some(io.by_method),
             latency_us: io.latency_us,
@@ -133,6 +138,7 @@ impl Row<'_> {
             cells.extend(dist(name, figures));
         }
         cells.extend(self.requests());
+        cells.extend(self.claims.cells());
         cells
     }
 
@@ -162,8 +168,8 @@ impl Row<'_> {
     fn counts(&self) -> Vec<Cell> {
         let method = self.by_method;
         named([
-            ("reads", self.reads.to_string()),
-            ("bytes", self.bytes.to_string()),
+            ("reads", cell(self.reads)),
+            ("bytes", cell(self.bytes)),
             ("blocks", cell(self.blocks)),
             ("reads_sync", cell(method.map(|method| method.sync))),
             ("reads_worker", cell(method.map(|method| method.worker))),
@@ -306,8 +312,8 @@ fn relation_devices(of: &Relation) -> impl Iterator<Item = Row<'_>> {
             temporary,
             file,
             device: Some(dev),
-            reads: *requests,
-            bytes: asked_bytes + readahead_bytes,
+            reads: Some(*requests),
+            bytes: Some(asked_bytes + readahead_bytes),
             readahead_bytes: Some(*readahead_bytes),
             ..Row::default()
         }
@@ -319,8 +325,8 @@ fn device(device: &Device) -> Row<'_> {
         section: "device",
         device: Some(&device.dev),
         name: device.name.as_deref(),
-        reads: device.requests,
-        bytes: device.bytes,
+        reads: Some(device.requests),
+        bytes: Some(device.bytes),
         latency_us: device.device_us,
         block_queue_us: device.block_queue_us,
         request_bytes: device.request_bytes,
