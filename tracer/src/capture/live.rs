@@ -369,10 +369,11 @@ impl Capture for Live {
 impl Live {
     /// Takes in the last samples and names.
     async fn finish_server_side(&mut self, sink: &mut impl FnMut(Event)) {
-        if let Some(sampler) = self.sampler.take() {
-            sampler.stop();
-        }
+        let last = self.sampler.take().and_then(Sampler::stop);
         while let Some(sample) = self.samples.as_mut().and_then(|samples| samples.try_recv().ok()) {
+            sink(Event::Sample(sample));
+        }
+        if let Some(sample) = last {
             sink(Event::Sample(sample));
         }
         // Dropped: the resolver tries once more what is open, and ends.

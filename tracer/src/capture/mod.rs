@@ -10,6 +10,7 @@ pub mod live;
 pub mod names;
 pub mod sampler;
 mod statements;
+pub mod statistics;
 
 use std::sync::Arc;
 

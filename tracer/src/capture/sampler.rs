@@ -14,6 +14,7 @@ use procfs::process::Process;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
+use super::statistics::{Observer, Statistics};
 use super::{SERVER_EPOCH_UNIX_S, aio_target::AioTarget, monotonic_ns, statements::Statements};
 use crate::server::connect::{Connector, innermost};
 use crate::server::discover::Server;
@@ -221,7 +222,7 @@ pub struct AioRow {
 }
 
 /// What the sampler sends.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PgSample {
     /// What the server says about itself; once for each connection, before its samples.
     Facts(Box<ServerFacts>),
@@ -243,6 +244,8 @@ pub enum PgSample {
         /// One row a read.
         rows: Vec<AioRow>,
     },
+    /// The cumulative statistics: once for each connection after its first sample, and once more at the end.
+    Statistics(Box<Statistics>),
     /// There are no samples from here on; why, in one sentence.
     Unavailable(String),
     /// Samples are back.
@@ -292,8 +295,8 @@ impl Spent {
 #[derive(Debug)]
 pub struct Sampler {
     stop: mpsc::Sender<()>,
-    /// Disconnected when the thread has ended.
-    ended: mpsc::Receiver<()>,
+    /// The last look at the statistics, if any; disconnected when the thread has ended.
+    ended: mpsc::Receiver<PgSample>,
 }
 
 impl Sampler {
@@ -307,11 +310,10 @@ impl Sampler {
     /// When the system gives no thread.
     pub fn spawn(connector: Connector, habits: Habits, samples: Sender<PgSample>) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
-        let (alive, ended) = mpsc::channel();
+        let (last, ended) = mpsc::channel();
         let work = move || {
-            // Sends nothing: it is dropped with the thread, and that is the message.
-            let _alive = alive;
-            let mut outbox = Outbox { samples, stopped, is_away: false };
+            // Dropped with the thread, and that is a message, too.
+            let mut outbox = Outbox { samples, stopped, last, is_away: false };
             // Stopped is the only way out, and what was wanted.
             let _ = run(&connector, &habits, &mut outbox);
         };
@@ -319,11 +321,12 @@ impl Sampler {
         Ok(Self { stop, ended })
     }
 
-    /// Ends the thread and waits for it, but not for a server that does not answer.
-    pub fn stop(self) {
+    /// Ends the thread and waits for it, but not for a server that does not answer. Returns what the sampler had to say at last.
+    #[must_use]
+    pub fn stop(self) -> Option<PgSample> {
         // The thread may have ended by itself.
         let _ = self.stop.send(());
-        let _ = self.ended.recv_timeout(STOP_TIMEOUT);
+        self.ended.recv_timeout(STOP_TIMEOUT).ok()
     }
 }
 
@@ -334,6 +337,8 @@ struct Stopped;
 struct Outbox {
     samples: Sender<PgSample>,
     stopped: mpsc::Receiver<()>,
+    /// For the very last sample, which the receiver takes after all others.
+    last: mpsc::Sender<PgSample>,
     /// Whether the receiver was told that there are no samples.
     is_away: bool,
 }
@@ -386,7 +391,16 @@ fn run(connector: &Connector, habits: &Habits, outbox: &mut Outbox) -> Result<()
     loop {
         match connector.connect(None) {
             Ok(mut client) => {
-                let error = sample_until_lost(&mut client, connector.server(), habits, outbox)?;
+                let server = connector.server();
+                let mut observer = Observer::new(server.major);
+                let outcome = sample_until_lost(&mut client, server, habits, &mut observer, outbox);
+                if outcome.is_err()
+                    && let Some(statistics) = observer.last_look(&mut client)
+                {
+                    // Nobody may wait for it any more.
+                    let _ = outbox.last.send(PgSample::Statistics(Box::new(statistics)));
+                }
+                let error = outcome?;
                 let why = innermost(&error);
                 outbox.away(format!(
                     "sampling pg_stat_activity failed ({why}): tracing goes on with fewer names until the \
@@ -409,6 +423,7 @@ fn sample_until_lost(
     client: &mut Client,
     server: &Server,
     habits: &Habits,
+    observer: &mut Observer,
     outbox: &mut Outbox,
 ) -> Result<postgres::Error, Stopped> {
     let (facts, mut question) = match prepare(client, habits) {
@@ -427,6 +442,7 @@ fn sample_until_lost(
             Err(error) => return Ok(error),
         };
         outbox.back()?;
+        let is_first = introduction.is_some();
         if let Some((facts, missing_rights)) = introduction.take() {
             outbox.send(PgSample::Facts(Box::new(facts)))?;
             missing_rights.map_or(Ok(()), |missing| outbox.send(PgSample::Limited(missing.to_string())))?;
@@ -444,6 +460,12 @@ fn sample_until_lost(
             outbox.send(PgSample::Aios { taken, rows: aios })?;
         }
         cost.sampled(&habits.spent);
+        if is_first {
+            match observer.first_look(client) {
+                Ok(statistics) => outbox.send(PgSample::Statistics(Box::new(statistics)))?,
+                Err(error) => return Ok(error),
+            }
+        }
         // From deadline to deadline, so that a query's own time does not lower the rate; what was missed is
         // not made up.
         let now = Instant::now();

@@ -38,6 +38,8 @@ use crate::{
 
 /// Exit code of a trace that lost reads.
 const INCOMPLETE: u8 = 3;
+/// How long a command waits for the first look at PostgreSQL's statistics.
+const FIRST_LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the verb. `started` is when the program started.
 ///
@@ -108,6 +110,9 @@ async fn trace(
     let status = {
         let mut end = pin!(until(&options.until, &environment, signals));
         let mut told = 0;
+        if matches!(options.until, Until::CommandEnds { .. }) {
+            await_first_look(&mut live, &mut join).await?;
+        }
         loop {
             let mut sink = |event| join.take(event);
             tokio::select! {
@@ -124,6 +129,18 @@ async fn trace(
     let ending = live.finish(&mut |event| join.take(event)).await?;
     let window = Window { start: format!("{start:.6}"), duration_s };
     Ok((join.report(window, attach_ms, &ending), status))
+}
+
+/// Lets a command begin only after the first look at PostgreSQL's statistics, so that these have none of its reads yet.
+async fn await_first_look(live: &mut Live, join: &mut Join) -> anyhow::Result<()> {
+    let look = async {
+        while !join.has_first_look() && !join.is_stopped() {
+            live.next(&mut |event| join.take(event)).await?;
+        }
+        Ok(())
+    };
+    // A server that does not answer must not keep the command from running.
+    tokio::time::timeout(FIRST_LOOK_TIMEOUT, look).await.unwrap_or(Ok(()))
 }
 
 /// Who waits at a terminal learns at once what will be missing in the report. Returns how many notes are told.

@@ -49,6 +49,7 @@ impl Join {
 
     fn fold(&mut self, incarnation: Incarnation) {
         let person = self.people.forget(incarnation).unwrap_or_default();
+        self.pg_stats.fold(incarnation, person.backend_type().map(str::to_owned));
         let Some(totals) = self.aggregate.owners.remove(&incarnation) else { return };
         let row = person.activity;
         let kind = Kind {

@@ -9,6 +9,7 @@ mod exposure;
 mod filter;
 mod parts;
 mod people;
+mod pg_stats;
 mod queries;
 mod reads;
 mod report;
@@ -45,6 +46,7 @@ use ended::Ended;
 use executions::{Executions, Seen};
 use exposure::Exposures;
 use people::People;
+use pg_stats::PgStats;
 use queries::Queries;
 use sessions::Sessions;
 use uses::Uses;
@@ -105,6 +107,9 @@ pub struct Join {
     fidelity: FidelityCounts,
     ends: Ends,
     ended: Ended,
+    pg_stats: PgStats,
+    /// Whether nobody samples the server.
+    is_unsampled: bool,
     /// Reads without an owner, until the samples around them are in.
     waiting: VecDeque<(SeenRead, Timing)>,
     /// Reads of which it is not known yet whether the filter takes them.
@@ -146,6 +151,8 @@ impl Join {
             fidelity: FidelityCounts::default(),
             ends: Ends::default(),
             ended: Ended::default(),
+            pg_stats: PgStats::default(),
+            is_unsampled: !is_sampled,
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
             unfolded: Vec::new(),
@@ -262,8 +269,13 @@ impl Join {
     fn take_sample(&mut self, sample: PgSample) {
         match sample {
             PgSample::Facts(facts) => self.facts = Some(*facts),
-            PgSample::Limited(note) | PgSample::Unavailable(note) => self.note(note),
-            PgSample::Back => {}
+            PgSample::Limited(note) => self.note(note),
+            PgSample::Unavailable(note) => {
+                self.is_unsampled = true;
+                self.note(note);
+            }
+            PgSample::Back => self.is_unsampled = false,
+            PgSample::Statistics(statistics) => self.pg_stats.look(*statistics, &self.people),
             PgSample::Activity { taken, rows } => {
                 self.see_rows(taken, &rows);
                 self.people.begin_sample();

@@ -32,6 +32,12 @@ impl Person {
         self.activity.as_ref().and_then(|row| row.leader).or(self.title_leader)
     }
 
+    /// What the server calls its type; `None` when that is not known.
+    pub fn backend_type(&self) -> Option<&str> {
+        let in_view = self.activity.as_ref().and_then(|row| row.backend_type.as_deref());
+        in_view.or(self.title_type.as_deref())
+    }
+
     /// With `update_process_title` off the title has no number, and may be all that is known.
     fn is_io_worker(&self) -> bool {
         let in_view = self.activity.as_ref().and_then(|row| row.backend_type.as_deref());
@@ -169,18 +175,20 @@ fn leader_of_title(title: &str) -> Option<InnerPid> {
     last_part(title)?.strip_prefix(PARALLEL_WORKER)?.trim().parse().ok().map(InnerPid)
 }
 
-/// The type of an auxiliary process, from a title such as `postgres: checkpointer`. Titles of sessions name user and
-/// database in one string that cannot be taken apart for sure.
+/// The type of a process, from a title such as `postgres: checkpointer`. Titles of sessions name user and database in one
+/// string that cannot be taken apart for sure, but they do name a client.
 fn type_of_title(title: &str) -> Option<String> {
-    const TYPES: [&str; 9] = [
+    const TYPES: [&str; 11] = [
         "archiver",
         "autovacuum launcher",
+        "autovacuum worker",
         "background writer",
         "checkpointer",
         "logger",
         "logical replication launcher",
         "startup",
         "walreceiver",
+        "walsender",
         "walwriter",
     ];
     let last = last_part(title)?;
@@ -190,7 +198,17 @@ fn type_of_title(title: &str) -> Option<String> {
     if last == IO_WORKER || io_worker_number(title).is_some() {
         return Some(IO_WORKER.to_owned());
     }
-    TYPES.iter().find(|kind| last.starts_with(**kind)).map(|kind| (*kind).to_owned())
+    let found = TYPES.iter().find(|kind| last.starts_with(**kind)).copied();
+    found.or_else(|| is_of_client(last).then_some("client backend")).map(str::to_owned)
+}
+
+/// Whether a title names a client, as `[local]` or `ADDRESS(PORT)`: only sessions do (`BackendInitialize`,
+/// `src/backend/tcop/backend_startup.c`).
+fn is_of_client(title: &str) -> bool {
+    title.split(' ').any(|word| {
+        let port = word.strip_suffix(')').and_then(|word| word.rsplit_once('('));
+        word == "[local]" || port.is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+    })
 }
 
 #[cfg(test)]
@@ -218,7 +236,15 @@ mod tests {
         assert_eq!(io_worker_number("postgres: alice io worker 2"), None);
         assert_eq!(io_worker_number("postgres: alice shop [local] SELECT"), None);
         assert_eq!(type_of_title("postgres: 18/main: checkpointer ").as_deref(), Some("checkpointer"));
-        assert_eq!(type_of_title("postgres: alice shop [local] SELECT"), None);
+        for client in ["[local]", "127.0.0.1(5123)", "::1(5123)"] {
+            let title = format!("postgres: main: alice shop {client} SELECT");
+            assert_eq!(type_of_title(&title).as_deref(), Some("client backend"), "{title}");
+        }
+        assert_eq!(
+            type_of_title("postgres: walsender bob 127.0.0.1(5123) idle").as_deref(),
+            Some("walsender")
+        );
+        assert_eq!(type_of_title("postgres: some extension's (first) worker "), None);
         assert_eq!(leader_of_title("postgres: main: parallel worker for PID 42 "), Some(InnerPid(42)));
         assert_eq!(leader_of_title("postgres: io worker 2"), None);
         assert_eq!(

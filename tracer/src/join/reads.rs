@@ -201,6 +201,7 @@ impl Join {
             self.waits.read(&io, waiters);
         }
         let owner = owner.map(|owner| self.people.current(owner));
+        self.pg_stats.add(&io, owner, read.record.begun.flags & flags::HANDLE != 0);
         match (owner, &mut self.wakeups) {
             // Without its handle it cannot be told from others.
             (Some(owner), Some(wakeups))
@@ -367,7 +368,7 @@ impl Join {
         }
     }
 
-    fn block_bytes(&self) -> u32 {
+    pub(super) fn block_bytes(&self) -> u32 {
         self.server.build_sizes.map_or(DEFAULT_BLOCK_BYTES, |sizes| sizes.block_bytes)
     }
 

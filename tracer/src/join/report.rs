@@ -53,6 +53,10 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         join.note(contradiction);
     }
     let activity = activity::of(&mut join, known);
+    let compared = join.compare_with_statistics(ending);
+    for note in compared.notes {
+        join.note(note);
+    }
     use_kernel_counts_if_records_were_lost(&mut join, ending);
     StatReport {
         schema: STAT_SCHEMA,
@@ -71,6 +75,9 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         io_workers: io_workers(&join, known, window.duration_s),
         relations: relations(&join, known, ending),
         devices: devices(&join, known, ending),
+        pg_stat_io: compared.io,
+        pg_stat_backend_io: compared.backend_io,
+        pg_stat_database: compared.database,
         notes: std::mem::take(&mut join.notes),
         window,
     }

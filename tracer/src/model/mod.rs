@@ -8,12 +8,18 @@ mod dist;
 mod doctor;
 pub mod intervals;
 pub mod io;
+mod pg_stats;
 mod stat;
 mod verdict;
 
 pub use activity::{AwaitedOwner, Doing, DoingCounts, Query, QueryCertainty, QueryKind, Session, Wait};
 pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
+pub use pg_stats::{
+    BlocksDifference, ClaimedBlocks, ClaimedOperations, ClaimedReads, PgStatBackendIo, PgStatBackendIoRow,
+    PgStatDatabase, PgStatDatabaseRow, PgStatIo, PgStatIoContext, PgStatIoRow, ReadsDifference, TracedReads,
+    mean_us,
+};
 pub use stat::{
     Backend, Bounds, ByExecutor, ByMethod, BySource, Depth, Device, EndedBackends, FilterReport, FromDevice,
     IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, PgProbes, Relation,

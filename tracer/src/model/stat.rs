@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Dist, Query, QueryCertainty, Session, Verdict, Wait};
+use super::{Dist, PgStatBackendIo, PgStatDatabase, PgStatIo, Query, QueryCertainty, Session, Verdict, Wait};
 
 /// Value of the key `schema` of a `stat` report.
 pub const STAT_SCHEMA: &str = "pgiotrace.stat/1";
@@ -49,6 +49,12 @@ pub struct StatReport {
     pub relations: Vec<Relation>,
     /// One entry a block device.
     pub devices: Vec<Device>,
+    /// `pg_stat_io`; `None` before PostgreSQL 16, and when it was not looked at both before and after the window.
+    pub pg_stat_io: Option<PgStatIo>,
+    /// `pg_stat_get_backend_io`; `None` before PostgreSQL 18, and as above.
+    pub pg_stat_backend_io: Option<PgStatBackendIo>,
+    /// `pg_stat_database`; `None` as above.
+    pub pg_stat_database: Option<PgStatDatabase>,
     /// What the reader must know about this report, each in one sentence ("relation names are missing: …").
     pub notes: Vec<String>,
 }

@@ -5,7 +5,10 @@
 //! section has no such thing or where it was not measured. Cells are quoted as RFC 4180 says; control characters in names
 //! are escaped, so that a row is one line and a terminal is safe. Of a device, also of a relation's, `reads` and `bytes`
 //! are those of its requests, and `latency_*` is the time from issue to completion. The columns of a stage are over the
-//! reads that had it, whose number is its `_count`; of a device, `block_queue_*` is over its requests.
+//! reads that had it, whose number is its `_count`; of a device, `block_queue_*` is over its requests. What PostgreSQL's own
+//! statistics say is in sections of its own: see `csv/pg_stats.rs`.
+
+mod pg_stats;
 
 use std::{
     borrow::Cow,
@@ -38,7 +41,8 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
         .chain(report.devices.iter().map(device))
         .chain(report.queries.iter().map(query))
         .chain(report.sessions.iter().flatten().map(session))
-        .chain(report.waits.iter().flatten().map(wait));
+        .chain(report.waits.iter().flatten().map(wait))
+        .chain(pg_stats::rows(report));
     for row in rows {
         writer.write_record(row.cells().iter().map(|(_, cell)| cell))?;
     }
@@ -95,6 +99,7 @@ struct Row<'a> {
     event: Option<&'a str>,
     samples: Option<u64>,
     doing: Option<&'a DoingCounts>,
+    claims: pg_stats::Claims<'a>,
 }
 
 /// A column and a row's cell in it.
@@ -147,6 +152,7 @@ impl Row<'_> {
         }
         cells.extend(self.requests());
         cells.extend(self.activity());
+        cells.extend(self.claims.cells());
         cells
     }
 

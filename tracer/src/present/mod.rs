@@ -8,6 +8,7 @@ mod devices;
 mod doctor;
 mod json;
 pub mod output;
+mod pg_stats;
 mod printable;
 #[cfg(test)]
 mod samples;

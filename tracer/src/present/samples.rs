@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::model::{
-    AwaitedOwner, Backend, Bounds, ByExecutor, ByMethod, BySource, Check, Depth, Device, Dist, DoctorReport,
-    Doing, DoingCounts, EndedBackends, FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead,
-    OwnerShare, PgAiosLedger, Query, QueryCertainty, QueryKind, Relation, RequestSizes, STAT_SCHEMA, Session,
-    Stages, StatReport, Status, Target, Users, Wait, Window,
+    AwaitedOwner, Backend, BlocksDifference, Bounds, ByExecutor, ByMethod, BySource, Check, ClaimedBlocks,
+    ClaimedOperations, ClaimedReads, Depth, Device, Dist, DoctorReport, Doing, DoingCounts, EndedBackends,
+    FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger,
+    PgStatBackendIo, PgStatBackendIoRow, PgStatDatabase, PgStatDatabaseRow, PgStatIo, PgStatIoContext,
+    PgStatIoRow, Query, QueryCertainty, QueryKind, ReadsDifference, Relation, RequestSizes, STAT_SCHEMA,
+    Session, Stages, StatReport, Status, Target, TracedReads, Users, Wait, Window,
 };
 
 /// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
@@ -44,6 +46,9 @@ pub fn full() -> StatReport {
         io_workers: io_workers(),
         relations: relations(),
         devices: devices(),
+        pg_stat_io: Some(pg_stat_io()),
+        pg_stat_backend_io: Some(pg_stat_backend_io()),
+        pg_stat_database: Some(pg_stat_database()),
         notes: vec!["the names of 1 relation are missing: its database could not be connected to".to_owned()],
         ..empty()
     }
@@ -84,6 +89,9 @@ pub fn empty() -> StatReport {
         io_workers: Vec::new(),
         relations: Vec::new(),
         devices: Vec::new(),
+        pg_stat_io: None,
+        pg_stat_backend_io: None,
+        pg_stat_database: None,
         notes: Vec::new(),
     }
 }
@@ -480,4 +488,99 @@ fn waits() -> Vec<Wait> {
         doing: DoingCounts([(Doing::PgQueue, 20), (Doing::Device, 24), (Doing::NotKnown, 1)].into()),
         of_others: vec![AwaitedOwner { pid: 4_243, samples: 3 }],
     }]
+}
+
+fn traced(reads: u64, blocks_per_read: u64, p50: f64) -> TracedReads {
+    let blocks = reads * blocks_per_read;
+    TracedReads { reads, bytes: blocks * 8_192, blocks, latency_us: (reads > 0).then(|| dist(reads, p50)) }
+}
+
+/// Clients that have not flushed, a type that is as it was traced, reads of no known type.
+fn pg_stat_io() -> PgStatIo {
+    let of = |claimed: u64, traced: TracedReads, reason: Option<&str>| {
+        let reads = claimed.cast_signed() - traced.reads.cast_signed();
+        let claimed = ClaimedReads {
+            reads: claimed,
+            bytes: claimed * 131_072,
+            read_time_ms: Some(claimed as f64 * 0.02),
+        };
+        PgStatIoRow {
+            backend_type: Some("client backend".to_owned()),
+            object: "relation".to_owned(),
+            claimed: Some(claimed),
+            traced,
+            difference: Some(ReadsDifference { reads: Some(reads), bytes: reads * 131_072 }),
+            reason: reason.map(str::to_owned),
+        }
+    };
+    let operations = |count: u64, mean_us: Option<f64>| {
+        let time_ms = mean_us.map(|mean_us| mean_us * count as f64 / 1e3);
+        Some(ClaimedOperations { count, bytes: Some(count * 8_192), time_ms, mean_us })
+    };
+    PgStatIo {
+        reads_are_blocks: false,
+        rows: vec![
+            of(
+                3_000,
+                traced(5_130, 16, 123.4),
+                Some("not flushed yet: 1 backend had 34080 blocks in no statistics"),
+            ),
+            PgStatIoRow {
+                backend_type: Some("background worker".to_owned()),
+                ..of(2_130, traced(2_130, 16, 4_560.0), None)
+            },
+            PgStatIoRow {
+                backend_type: None,
+                claimed: None,
+                difference: None,
+                ..of(0, traced(10, 1, 0.87), Some("the types of these reads' owners are not known"))
+            },
+        ],
+        contexts: vec![
+            PgStatIoContext {
+                backend_type: "client backend".to_owned(),
+                object: "relation".to_owned(),
+                context: "bulkread".to_owned(),
+                reads: operations(3_000, Some(20.0)),
+                writes: operations(0, None),
+                evictions: Some(2_900),
+                hits: Some(12),
+                reuses: Some(40_000),
+                ..PgStatIoContext::default()
+            },
+            PgStatIoContext {
+                backend_type: "checkpointer".to_owned(),
+                object: "relation".to_owned(),
+                context: "normal".to_owned(),
+                writes: operations(500, Some(15.0)),
+                writebacks: operations(500, Some(1.5)),
+                fsyncs: operations(3, Some(12_000.0)),
+                ..PgStatIoContext::default()
+            },
+        ],
+    }
+}
+
+fn pg_stat_backend_io() -> PgStatBackendIo {
+    let PgStatIoRow { object, claimed, traced, difference, reason, .. } = pg_stat_io().rows[0].clone();
+    let backend_type = "client backend".to_owned();
+    let row = PgStatBackendIoRow { pid: 4_242, backend_type, object, claimed, traced, difference, reason };
+    PgStatBackendIo { rows: vec![row], ended: 1_200 }
+}
+
+fn pg_stat_database() -> PgStatDatabase {
+    let row = |oid, database: Option<&str>, claimed: u64, traced: TracedReads| PgStatDatabaseRow {
+        oid,
+        database: database.map(str::to_owned),
+        claimed: Some(ClaimedBlocks { blocks: claimed, read_time_ms: None }),
+        difference: Some(BlocksDifference { blocks: claimed.cast_signed() - traced.blocks.cast_signed() }),
+        traced,
+        reason: None,
+    };
+    PgStatDatabase {
+        rows: vec![
+            row(16_384, Some("データ"), 82_080, traced(5_130, 16, 123.4)),
+            row(0, None, 32, traced(30, 1, 90.0)),
+        ],
+    }
 }

@@ -8,6 +8,7 @@ use anstyle::{AnsiColor, Style};
 
 use super::activity::{write_queries, write_sessions};
 use super::devices::{devices_of, read_ahead, write_devices};
+use super::pg_stats::write_pg_stats;
 use super::printable::printable;
 use super::stages::write_stages;
 use super::table::{Column, NOT_MEASURED, known, write_table};
@@ -46,6 +47,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     )?;
     write_table(out, "Relations and files", &RELATIONS, &report.relations)?;
     write_devices(out, &report.devices)?;
+    write_pg_stats(out, report)?;
     write_notes(out, &report.notes)?;
     write_overhead(out, &report.overhead)
 }
