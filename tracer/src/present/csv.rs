@@ -1,7 +1,7 @@
 //! The CSV form of a `stat` report, for spreadsheets and `COPY`.
 //!
 //! One header line, then one row per (section, entity): `method`, `backend`, `ended_backends`, `io_worker`, `relation`,
-//! `relation_device` (what a relation had from one device), `device`. All rows have all columns; a cell is empty where the
+//! `relation_device` (what a relation had from one device), `device`, `verdict`. All rows have all columns; a cell is empty where the
 //! section has no such thing or where it was not measured. Cells are quoted as RFC 4180 says; control characters in names
 //! are escaped, so that a row is one line and a terminal is safe. Of a device, also of a relation's, `reads` and `bytes`
 //! are those of its requests, and `latency_*` is the time from issue to completion. The columns of a stage are over the
@@ -17,7 +17,7 @@ use ::csv::Writer;
 use super::printable::printable;
 use crate::model::{
     Backend, Bounds, ByMethod, BySource, Device, Dist, EndedBackends, FromDevice, IoSummary, IoWorker,
-    MethodTotals, Relation, RequestSizes, Stages, StatReport, Users,
+    MethodTotals, Relation, RequestSizes, Stages, StatReport, Users, Verdict,
 };
 
 /// Writes all rows.
@@ -34,7 +34,8 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
         .chain(report.io_workers.iter().map(io_worker))
         .chain(report.relations.iter().map(relation))
         .chain(report.relations.iter().flat_map(relation_devices))
-        .chain(report.devices.iter().map(device));
+        .chain(report.devices.iter().map(device))
+        .chain(report.verdicts.iter().map(verdict));
     for row in rows {
         writer.write_record(row.cells().iter().map(|(_, cell)| cell))?;
     }
@@ -61,8 +62,8 @@ struct Row<'a> {
     temporary: Option<bool>,
     file: Option<&'a str>,
     device: Option<&'a str>,
-    reads: u64,
-    bytes: u64,
+    reads: Option<u64>,
+    bytes: Option<u64>,
     blocks: Option<u64>,
     by_method: Option<ByMethod>,
     latency_us: Option<Dist>,
@@ -82,6 +83,7 @@ struct Row<'a> {
     depth_max: Option<u64>,
     users: Option<Users>,
     readahead_bytes: Option<u64>,
+    verdict: Option<&'a Verdict>,
 }
 
 /// A column and a row's cell in it.
@@ -92,8 +94,8 @@ impl Row<'_> {
     fn of(section: &'static str, io: &IoSummary) -> Self {
         Self {
             section,
-            reads: io.reads,
-            bytes: io.bytes,
+            reads: Some(io.reads),
+            bytes: Some(io.bytes),
             blocks: Some(io.blocks),
             by_method: Some(io.by_method),
             latency_us: io.latency_us,
@@ -133,6 +135,7 @@ impl Row<'_> {
             cells.extend(dist(name, figures));
         }
         cells.extend(self.requests());
+        cells.extend(self.verdict());
         cells
     }
 
@@ -162,8 +165,8 @@ impl Row<'_> {
     fn counts(&self) -> Vec<Cell> {
         let method = self.by_method;
         named([
-            ("reads", self.reads.to_string()),
-            ("bytes", self.bytes.to_string()),
+            ("reads", cell(self.reads)),
+            ("bytes", cell(self.bytes)),
             ("blocks", cell(self.blocks)),
             ("reads_sync", cell(method.map(|method| method.sync))),
             ("reads_worker", cell(method.map(|method| method.worker))),
@@ -203,6 +206,16 @@ impl Row<'_> {
             ("unknown_bytes", cell(users.map(|users| users.unknown_bytes))),
             ("other_requests", cell(users.map(|users| users.other_requests))),
             ("other_bytes", cell(users.map(|users| users.other_bytes))),
+        ])
+    }
+
+    fn verdict(&self) -> Vec<Cell> {
+        let text = |of: fn(&Verdict) -> &str| cell(self.verdict.map(of).map(printable));
+        named([
+            ("rule", text(|verdict| verdict.rule)),
+            ("severity", text(|verdict| verdict.severity.name())),
+            ("evidence", text(|verdict| &verdict.evidence)),
+            ("advice", text(|verdict| &verdict.advice)),
         ])
     }
 }
@@ -306,8 +319,8 @@ fn relation_devices(of: &Relation) -> impl Iterator<Item = Row<'_>> {
             temporary,
             file,
             device: Some(dev),
-            reads: *requests,
-            bytes: asked_bytes + readahead_bytes,
+            reads: Some(*requests),
+            bytes: Some(asked_bytes + readahead_bytes),
             readahead_bytes: Some(*readahead_bytes),
             ..Row::default()
         }
@@ -319,8 +332,8 @@ fn device(device: &Device) -> Row<'_> {
         section: "device",
         device: Some(&device.dev),
         name: device.name.as_deref(),
-        reads: device.requests,
-        bytes: device.bytes,
+        reads: Some(device.requests),
+        bytes: Some(device.bytes),
         latency_us: device.device_us,
         block_queue_us: device.block_queue_us,
         request_bytes: device.request_bytes,
@@ -332,6 +345,10 @@ fn device(device: &Device) -> Row<'_> {
         readahead_bytes: device.users.readahead_bytes,
         ..Row::default()
     }
+}
+
+fn verdict(verdict: &Verdict) -> Row<'_> {
+    Row { section: "verdict", verdict: Some(verdict), ..Row::default() }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod stages;
 mod table;
 mod text;
 pub mod units;
+mod verdicts;
 
 use std::io::{self, Write};
 
