@@ -84,7 +84,7 @@ const PLAIN: Scenario = Scenario {
     fires: &["device-bound"],
 };
 
-const SCENARIOS: [Scenario; 18] = [
+const SCENARIOS: [Scenario; 19] = [
     PLAIN,
     Scenario {
         name: "worker, depth 1",
@@ -128,6 +128,13 @@ const SCENARIOS: [Scenario; 18] = [
     Scenario {
         name: "io_uring, depth 1",
         settings: &[("io_method", "io_uring"), ("effective_io_concurrency", "1")],
+        fires: &["prefetch-too-shallow"],
+        ..PLAIN
+    },
+    Scenario {
+        // So few that a session may pin what two reads need.
+        name: "few buffers",
+        settings: &[("io_method", "io_uring"), ("shared_buffers", "16MB")],
         fires: &["prefetch-too-shallow"],
         ..PLAIN
     },

@@ -21,15 +21,16 @@ const MOST_IO_WORKERS: u64 = 32;
 /// Reads at once below which a device may have room. Whatever is faster than a single disk with a head (SSDs, striped and
 /// network volumes) serves four requests at once in little more time than one.
 const SHALLOW: f64 = 4.0;
-/// How much of `effective_io_concurrency` must be reached for it to be what limits the depth; else something else does (pinned
-/// buffers, io workers, a short scan).
+/// How much of `effective_io_concurrency` must be reached for it to be what limits the depth; else something else does.
 const REACHED: f64 = 0.5;
 /// Share of the reads' time that must be with the device for their number to matter, and share of their reading that owners
 /// must have been blocked.
 const WAITING: f64 = 0.5;
-/// Share of a session's reads that must be asynchronous for its depth to be theirs. The others are of what the planner needs
-/// to know, and fast; or of an index scan, one by one, which is why the depth must also be near what is set.
+/// Share of a session's reads that must be asynchronous for its depth to be theirs: the others are of what the planner needs
+/// to know, and fast.
 const MOSTLY: f64 = 0.5;
+/// Share of them that found what the kernel had read ahead, from which on the kernel decides what the device has to do.
+const READ_AHEAD: f64 = 0.5;
 /// Queued for less than that part of their time of service: the device took requests when they came.
 const ROOM: f64 = 0.5;
 
@@ -134,7 +135,7 @@ pub(super) fn prefetch_too_shallow(figures: &Figures<'_>) -> Known<Option<Findin
     }
     let all = figures.waits?.exposed;
     let scans: Vec<Scan<'_>> = figures.sessions().filter_map(|session| Scan::of(session, set)).collect();
-    let shallow = scans.iter().filter(|scan| scan.is_shallow(set));
+    let shallow = scans.iter().filter(|scan| scan.depth() < SHALLOW);
     let exposed: f64 = shallow.clone().map(|scan| scan.waits.exposed).sum();
     let longest = shallow.max_by(|a, b| a.waits.exposed.total_cmp(&b.waits.exposed));
     let (Some(scan), true) = (longest, has_room(figures)) else { return Ok(None) };
@@ -145,8 +146,13 @@ pub(super) fn prefetch_too_shallow(figures: &Figures<'_>) -> Known<Option<Findin
         scan.depth(),
         units::percent(scan.waits.exposed_share()),
     );
-    let advice = "Raise effective_io_concurrency (16 is the default; more for network volumes), for the session, the \
-                  database or the tablespace.";
+    let advice = if scan.depth() >= REACHED * set as f64 {
+        "Raise effective_io_concurrency (16 is the default; more for network volumes), for the session, the database or the \
+         tablespace."
+    } else {
+        "Look for what keeps the depth below effective_io_concurrency: most likely how many buffers a session may pin, which \
+         is shared_buffers divided by the connections that there may be."
+    };
     Ok(Some(Finding::of(if all > 0.0 { exposed / all } else { 0.0 }, evidence, advice)))
 }
 
@@ -169,16 +175,13 @@ impl<'a> Scan<'a> {
         let times = Times::of([io]).ok()?;
         let waits = Waits::of([io]).ok()?;
         let is_slow = times.share(times.device) >= WAITING && waits.exposed_share() >= WAITING;
-        (is_scan && is_slow).then_some(Self { session, waits })
+        let is_read_ahead = io.readahead_hits.is_none_or(|hits| ratio(hits, io.reads) >= READ_AHEAD);
+        (is_scan && is_slow && !is_read_ahead).then_some(Self { session, waits })
     }
 
     /// Reads at once, while there were any: their time, by the time in which there were any (Little's law).
     fn depth(&self) -> f64 {
         sum(self.session.io.latency_us.as_ref()) / self.waits.reading()
-    }
-
-    fn is_shallow(&self, set: u64) -> bool {
-        self.depth() < SHALLOW && self.depth() >= REACHED * set as f64
     }
 }
 
@@ -268,13 +271,30 @@ mod tests {
     }
 
     #[test]
-    fn prefetching_is_too_shallow_where_the_setting_keeps_the_depth_small() {
+    fn prefetching_is_too_shallow_below_four_at_once() {
         assert!(has(&scan(1.0, "1", 1.0, 0.9), SHALLOW));
         assert!(has(&scan(3.9, "4", 1.0, 0.9), SHALLOW));
         assert!(!has(&scan(4.1, "4", 1.0, 0.9), SHALLOW), "deep enough");
-        assert!(has(&scan(3.9, "7", 1.0, 0.9), SHALLOW));
-        assert!(!has(&scan(3.9, "8", 1.0, 0.9), SHALLOW), "something else keeps it small");
-        assert!(!has(&scan(1.0, "16", 1.0, 0.9), SHALLOW));
+    }
+
+    #[test]
+    fn the_setting_is_blamed_only_where_it_is_reached() {
+        let blames =
+            |set| of(&scan(3.9, set, 1.0, 0.9))[0].advice.starts_with("Raise effective_io_concurrency");
+        assert!(blames("7"));
+        assert!(!blames("8"));
+    }
+
+    #[test]
+    fn where_the_kernel_reads_ahead_the_depth_is_the_kernels() {
+        let with = |hits| {
+            let mut report = scan(1.0, "1", 1.0, 0.9);
+            report.backends[0].io.readahead_hits = hits;
+            has(&report, SHALLOW)
+        };
+        assert!(with(Some(499)));
+        assert!(!with(Some(501)));
+        assert!(!with(None));
     }
 
     #[test]

@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_cause_silences_what_it_causes() {
         // Most of the rest of the time is with the device.
-        let report = Sample::of("worker", 1_000, 5_000.0).stages(0.0, 0.3, 0.65).report();
+        let report = Sample::of("sync", 1_000, 5_000.0).stages(0.0, 0.3, 0.65).report();
         assert_eq!(samples::rules(&report), ["device-bound"]);
         let mut shared = report.clone();
         shared.devices[0].users.other_bytes = shared.devices[0].bytes / 2;
