@@ -93,6 +93,24 @@ mod tests {
         assert_eq!(explain_misleads(Some(900.0), &io), None);
     }
 
+    /// Scans of 320 MiB and of 48 MiB on a disk of 5 ms, as they were measured: claim, exposed, at least queued,
+    /// milliseconds.
+    #[test]
+    fn measured_scans_are_judged_as_they_were() {
+        let judged = |claimed, exposed_ms: f64, queued_ms: f64| {
+            let mut io = blocked_for(exposed_ms / 1e3);
+            io.bounds_us.pg_queue_at_least = (queued_ms > 0.0).then(|| dist(1_000, queued_ms));
+            explain_misleads(Some(claimed), &io).map(|verdict| verdict.severity)
+        };
+        assert_eq!(judged(69.1, 318.0, 0.0), Some(Severity::Warn), "io_uring, cold");
+        assert_eq!(judged(64.1, 65.2, 0.0), None, "io_uring, warm");
+        assert_eq!(judged(1_024.0, 1_020.0, 0.0), None, "io_uring, slow disk, direct");
+        assert_eq!(judged(221.0, 127.0, 56.3), None, "worker, cold");
+        assert_eq!(judged(411.0, 332.0, 0.0), None, "sync, cold");
+        assert_eq!(judged(2_177.0, 2_157.0, 0.0), None, "sync, slow disk, direct");
+        assert_eq!(judged(190.0, 66.2, 0.0), Some(Severity::Info), "sync, warm: checksums");
+    }
+
     #[test]
     fn nothing_is_said_without_a_claim_or_of_little() {
         let io = blocked_for(0.67);
