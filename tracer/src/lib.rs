@@ -1,7 +1,8 @@
 //! pgiotrace: kernel-side I/O latency tracer for PostgreSQL.
 //!
 //! Data flows one way: [`capture`] (kernel records, `/proc`, PostgreSQL samples) → [`join`] (pure functions) →
-//! [`model`] (what a trace amounts to) → [`present`] (text, JSON, CSV). [`server`] finds the server to trace.
+//! [`model`] (what a trace amounts to) → [`present`] (text, JSON, CSV). [`server`] finds the server to trace; [`verdict`] has
+//! the rules over the finished report.
 
 pub mod capture;
 pub mod cli;
@@ -10,3 +11,4 @@ pub mod join;
 pub mod model;
 pub mod present;
 pub mod server;
+pub mod verdict;

@@ -24,6 +24,7 @@ use crate::{
         io::{Method, Subject},
     },
     server::{Pid, aio::FIRST_AIO_MAJOR, own_sessions::Serves},
+    verdict,
 };
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
@@ -58,7 +59,7 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         join.note(note);
     }
     use_kernel_counts_if_records_were_lost(&mut join, ending);
-    StatReport {
+    let mut report = StatReport {
         schema: STAT_SCHEMA,
         target: target(&join),
         ledger,
@@ -80,7 +81,9 @@ pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &End
         pg_stat_database: compared.database,
         notes: std::mem::take(&mut join.notes),
         window,
-    }
+    };
+    report.verdicts = verdict::of(&report);
+    report
 }
 
 /// What the reader must know when the kernel side counted something, behind the count.

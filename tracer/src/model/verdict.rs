@@ -26,3 +26,15 @@ pub enum Severity {
     /// Costs most of the time.
     Problem,
 }
+
+impl Severity {
+    /// Its name, as in the JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Problem => "problem",
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The CSV form of a `stat` report, for spreadsheets and `COPY`.
 //!
 //! One header line, then one row per (section, entity): `method`, `backend`, `ended_backends`, `io_worker`, `relation`,
-//! `relation_device` (what a relation had from one device), `device`, `query`, `session`, `wait`. All rows have all columns; a cell is empty where the
+//! `relation_device` (what a relation had from one device), `device`, `query`, `session`, `wait`, those of PostgreSQL's statistics, `verdict`. All rows have all columns; a cell is empty where the
 //! section has no such thing or where it was not measured. Cells are quoted as RFC 4180 says; control characters in names
 //! are escaped, so that a row is one line and a terminal is safe. Of a device, also of a relation's, `reads` and `bytes`
 //! are those of its requests, and `latency_*` is the time from issue to completion. The columns of a stage are over the
@@ -21,7 +21,7 @@ use super::printable::printable;
 use crate::model::{
     Backend, Bounds, ByMethod, BySource, Device, Dist, Doing, DoingCounts, EndedBackends, FromDevice,
     IoSummary, IoWorker, MethodTotals, Query, Relation, RequestSizes, Session, Stages, StatReport, Users,
-    Wait,
+    Verdict, Wait,
 };
 
 /// Writes all rows.
@@ -42,7 +42,8 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
         .chain(report.queries.iter().map(query))
         .chain(report.sessions.iter().flatten().map(session))
         .chain(report.waits.iter().flatten().map(wait))
-        .chain(pg_stats::rows(report));
+        .chain(pg_stats::rows(report))
+        .chain(report.verdicts.iter().map(verdict));
     for row in rows {
         writer.write_record(row.cells().iter().map(|(_, cell)| cell))?;
     }
@@ -100,6 +101,7 @@ struct Row<'a> {
     samples: Option<u64>,
     doing: Option<&'a DoingCounts>,
     claims: pg_stats::Claims<'a>,
+    verdict: Option<&'a Verdict>,
 }
 
 /// A column and a row's cell in it.
@@ -153,6 +155,7 @@ impl Row<'_> {
         cells.extend(self.requests());
         cells.extend(self.activity());
         cells.extend(self.claims.cells());
+        cells.extend(self.verdict());
         cells
     }
 
@@ -241,6 +244,16 @@ impl Row<'_> {
             ("unknown_bytes", cell(users.map(|users| users.unknown_bytes))),
             ("other_requests", cell(users.map(|users| users.other_requests))),
             ("other_bytes", cell(users.map(|users| users.other_bytes))),
+        ])
+    }
+
+    fn verdict(&self) -> Vec<Cell> {
+        let text = |of: fn(&Verdict) -> &str| cell(self.verdict.map(of).map(printable));
+        named([
+            ("rule", text(|verdict| verdict.rule)),
+            ("severity", text(|verdict| verdict.severity.name())),
+            ("evidence", text(|verdict| &verdict.evidence)),
+            ("advice", text(|verdict| &verdict.advice)),
         ])
     }
 }
@@ -415,6 +428,10 @@ fn device(device: &Device) -> Row<'_> {
         readahead_bytes: device.users.readahead_bytes,
         ..Row::default()
     }
+}
+
+fn verdict(verdict: &Verdict) -> Row<'_> {
+    Row { section: "verdict", verdict: Some(verdict), ..Row::default() }
 }
 
 #[cfg(test)]

@@ -2,25 +2,13 @@
 
 use std::io::{self, Write};
 
-use anstyle::{AnsiColor, Style};
-
 use super::printable::printable;
 use super::table::{Column, NOT_MEASURED, known, write_table};
 use super::units;
 use crate::model::{Device, Dist, FromDevice, Relation, Users};
 
-/// Share of a device's bytes from which on other programs are worth a sentence.
-const NOISY_BYTES: f64 = 0.1;
-/// Share of its requests, however short.
-const NOISY_REQUESTS: f64 = 0.5;
-/// Mean depth from which on a device is at work enough to slow anybody down.
-const AT_WORK: f64 = 0.1;
-
 /// Devices that are named in the row of a relation.
 const DEVICES_SHOWN: usize = 2;
-
-/// What may explain a slow device.
-const NEIGHBOUR: Style = AnsiColor::Yellow.on_default();
 
 /// Columns of the table of devices. The last three are shares of its bytes: asked for by the server's reads, read ahead for
 /// them, and read for others.
@@ -43,15 +31,11 @@ const DEVICES: [Column<Device>; 14] = [
     Column::figure("OTHERS", |device| known(share(device.users.other_bytes, device.bytes))),
 ];
 
-/// Writes the table of devices, and beneath it which of them the server had to share.
+/// Writes the table of devices.
 pub fn write_devices(out: &mut dyn Write, devices: &[Device]) -> io::Result<()> {
     let title =
         "Devices: all read requests, whoever wanted them; ASKED, AHEAD and OTHERS are shares of the bytes";
-    write_table(out, title, &DEVICES, devices)?;
-    for neighbour in devices.iter().filter_map(noisy_neighbour) {
-        writeln!(out, "  {NEIGHBOUR}{neighbour}{NEIGHBOUR:#}")?;
-    }
-    Ok(())
+    write_table(out, title, &DEVICES, devices)
 }
 
 /// The devices that a relation came from, each with its share of the bytes: `vda 71 %, loop0 29 %`, or the only one's
@@ -82,24 +66,6 @@ pub fn devices_of(relation: &Relation) -> String {
 pub fn read_ahead(relation: &Relation) -> String {
     let bytes = |devices: &[FromDevice]| devices.iter().map(|device| device.readahead_bytes).sum();
     known(relation.devices.as_deref().map(|devices| units::size(bytes(devices))))
-}
-
-/// What the device did for others, where that may explain the server's latencies: the server used it too, others had much of it,
-/// and it was at work for a good part of the time.
-fn noisy_neighbour(device: &Device) -> Option<String> {
-    let Users { server_requests, other_requests, other_bytes, .. } = device.users;
-    let share = |part: u64, whole: u64| if whole > 0 { part as f64 / whole as f64 } else { 0.0 };
-    let (requests, bytes) = (share(other_requests, device.requests), share(other_bytes, device.bytes));
-    let is_at_work = device.depth.mean >= AT_WORK;
-    let is_much = bytes >= NOISY_BYTES || requests >= NOISY_REQUESTS;
-    (server_requests > 0 && is_at_work && is_much).then(|| {
-        format!(
-            "Noisy neighbour: {} of the requests to {} and {} of the bytes were other programs'.",
-            units::percent(requests),
-            device_name(&device.dev, device.name.as_deref()),
-            units::percent(bytes),
-        )
-    })
 }
 
 /// Mean size of a request.
@@ -179,24 +145,6 @@ mod tests {
         );
         let cached = &samples::full().relations[3];
         assert_eq!((devices_of(cached), read_ahead(cached)), ("none".to_owned(), "0 B".to_owned()));
-    }
-
-    #[test]
-    fn a_neighbour_is_noisy_on_a_device_that_the_server_uses() {
-        let [mut shared, mut foreign] = <[Device; 2]>::try_from(samples::full().devices).expect("two");
-        let expected =
-            "Noisy neighbour: 8 % of the requests to vda and 37 % of the bytes were other programs'.";
-        assert_eq!(noisy_neighbour(&shared).as_deref(), Some(expected));
-        shared.users.other_bytes = shared.bytes / 20;
-        assert_eq!(noisy_neighbour(&shared), None);
-        shared.users.other_requests = shared.requests / 2;
-        assert!(noisy_neighbour(&shared).is_some(), "short, but many");
-        shared.depth.mean = 0.02;
-        assert_eq!(noisy_neighbour(&shared), None, "nobody waits for an idle device");
-        assert_eq!(noisy_neighbour(&foreign), None);
-        foreign.bytes = 0;
-        foreign.requests = 0;
-        assert_eq!(noisy_neighbour(&foreign), None);
     }
 
     #[test]

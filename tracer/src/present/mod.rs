@@ -16,6 +16,7 @@ mod stages;
 mod table;
 mod text;
 pub mod units;
+mod verdicts;
 
 use std::io::{self, Write};
 

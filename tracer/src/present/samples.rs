@@ -8,7 +8,7 @@ use crate::model::{
     FromDevice, IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger,
     PgStatBackendIo, PgStatBackendIoRow, PgStatDatabase, PgStatDatabaseRow, PgStatIo, PgStatIoContext,
     PgStatIoRow, Query, QueryCertainty, QueryKind, ReadsDifference, Relation, RequestSizes, STAT_SCHEMA,
-    Session, Stages, StatReport, Status, Target, TracedReads, Users, Wait, Window,
+    Session, Severity, Stages, StatReport, Status, Target, TracedReads, Users, Verdict, Wait, Window,
 };
 
 /// Three methods, wide characters, a parallel worker, a temporary relation, names that are not known, a file
@@ -49,6 +49,7 @@ pub fn full() -> StatReport {
         pg_stat_io: Some(pg_stat_io()),
         pg_stat_backend_io: Some(pg_stat_backend_io()),
         pg_stat_database: Some(pg_stat_database()),
+        verdicts: verdicts(),
         notes: vec!["the names of 1 relation are missing: its database could not be connected to".to_owned()],
         ..empty()
     }
@@ -368,6 +369,32 @@ fn relations() -> Vec<Relation> {
             io: cached(IoSummary { blocks: 0, ..io(method(10, 0, 0), 1, 0.87) }),
             ..accounts
         },
+    ]
+}
+
+/// One of each severity.
+fn verdicts() -> Vec<Verdict> {
+    let verdict = |rule, severity, evidence: &str, advice: &str| Verdict {
+        rule,
+        severity,
+        evidence: evidence.to_owned(),
+        advice: advice.to_owned(),
+    };
+    vec![
+        verdict(
+            "throttled",
+            Severity::Problem,
+            "93 % of the reads' time, 11.7 s of 12.6 s, was in the block layer's queue, before any device saw them; the \
+             device then needed 412 ms.",
+            "Look for a limit to the server's reads: its cgroup's io.max or blkio.throttle.",
+        ),
+        verdict("small-reads", Severity::Warn, "3,000 reads had 8.00 KiB each.", "Set io_combine_limit."),
+        verdict(
+            "served-from-page-cache",
+            Severity::Info,
+            "71 % came from the \"page cache\".",
+            "Do not worry.",
+        ),
     ]
 }
 

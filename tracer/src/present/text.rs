@@ -13,6 +13,7 @@ use super::printable::printable;
 use super::stages::write_stages;
 use super::table::{Column, NOT_MEASURED, known, write_table};
 use super::units;
+use super::verdicts::write_verdicts;
 use crate::model::{
     Backend, Dist, EndedBackends, FilterReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
     PgAiosLedger, PgProbes, Relation, SamplerCost, StatReport, Target, Window,
@@ -34,6 +35,7 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
     write_ledger(out, &report.ledger)?;
     write_pg_aios(out, report.ledger.pg_aios.as_ref())?;
     write_filter(out, report.filter.as_ref(), report.ledger.reads)?;
+    write_verdicts(out, report)?;
     write_stages(out, report)?;
     write_table(out, "Backends: reads they wanted, whoever executed them", &BACKENDS, &report.backends)?;
     write_table(out, "Backends that ended, folded", &ENDED_BACKENDS, &report.ended_backends)?;
