@@ -5,6 +5,7 @@ mod claims;
 mod ended;
 mod exposure;
 mod filter;
+mod groups;
 mod parts;
 mod people;
 mod reads;
@@ -38,6 +39,7 @@ use blocks::Blocks;
 use claims::Claims;
 use ended::Ended;
 use exposure::Exposures;
+pub use groups::Sums;
 use people::People;
 use uses::Uses;
 use wakeups::Wakeups;
@@ -237,9 +239,35 @@ impl Join {
     /// The report.
     #[must_use]
     pub fn report(mut self, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
+        self.settle(ending);
+        report::build(self, window, attach_ms, ending)
+    }
+
+    /// The report, with the sums over all reads that passed the filter, and over those of each group of relations.
+    #[must_use]
+    pub fn report_with_sums(
+        mut self,
+        window: Window,
+        attach_ms: f64,
+        ending: &Ending,
+        groups: &[Vec<RelationKey>],
+    ) -> (StatReport, Sums) {
+        self.settle(ending);
+        let sums = groups::sums(&self, ending, groups);
+        (report::build(self, window, attach_ms, ending), sums)
+    }
+
+    /// Decides what was still open.
+    fn settle(&mut self, ending: &Ending) {
         self.give_up_waiting();
         self.let_go_of_all();
         self.settle_deferred(true);
-        report::build(self, window, attach_ms, ending)
+        for record in &ending.totals.waiting {
+            let owner = self.people.current(Pid(record.tgid));
+            self.exposures.entry(owner).wait(record);
+        }
+        for owner in self.exposures.owners() {
+            self.settle_exposure(owner);
+        }
     }
 }

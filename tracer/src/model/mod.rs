@@ -5,6 +5,7 @@
 pub mod aggregate;
 mod dist;
 mod doctor;
+mod explain;
 pub mod intervals;
 pub mod io;
 mod stat;
@@ -12,6 +13,10 @@ mod verdict;
 
 pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
+pub use explain::{
+    COMPARISON_SCHEMA, Claim, ComparedFile, ComparedStages, Comparison, EXPLAIN_SCHEMA, ExplainReport,
+    NodeClaim, PlanNode, PlanRelation, QuerySession, RelationKind, Run,
+};
 pub use stat::{
     Backend, Bounds, ByExecutor, ByMethod, BySource, Depth, Device, EndedBackends, FilterReport, FromDevice,
     IoSummary, IoWorker, Ledger, MethodTotals, Overhead, OwnerShare, PgAiosLedger, PgProbes, Relation,
