@@ -919,6 +919,48 @@ mod tests {
     }
 
     #[test]
+    fn explain_wants_one_query_or_saved_reports() {
+        let explain = |words: &[&str]| {
+            let words = ["pgiotrace", "explain"].iter().chain(words);
+            parse_from(words).map(|options| options.action)
+        };
+        let query = |words: &[&str]| match explain(words) {
+            Ok(Action::Explain(options)) => options.query,
+            other => panic!("{words:?}: {other:?}"),
+        };
+        assert_eq!(query(&["SELECT 1"]), QuerySource::Text("SELECT 1".to_owned()));
+        assert_eq!(query(&["-f", "a.sql"]), QuerySource::File("a.sql".into()));
+        assert_eq!(query(&["--file", "-"]), QuerySource::StandardInput);
+        let Ok(Action::Compare(compare)) = explain(&["--compare", "a", "b"]) else { panic!() };
+        assert_eq!(compare.files, [PathBuf::from("a"), "b".into()]);
+        let Ok(Action::Explain(options)) =
+            explain(&["-p", "1", "--runs=3", "--save", "s", "--cold", "-y", "Q"])
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (options.runs.get(), options.connection.port, options.cold, options.yes),
+            (3, Some(1), true, true)
+        );
+        assert_eq!(options.save, Some(Destination::File("s".into())));
+        assert!(!options.allow_write && !options.pg_probes);
+        for words in [
+            &[][..],
+            &["Q", "-f", "x"],
+            &["Q", "--compare", "x"],
+            &["--compare"],
+            &["--compare", "x", "--cold"],
+            &["Q", "--yes"],
+            &["Q", "--runs", "0"],
+            &["Q", "--no-connect"],
+            &["Q", "--format", "csv"],
+            &["Q", "R"],
+        ] {
+            assert_eq!(explain(words).expect_err("wrong usage").exit_code(), 2, "{words:?}");
+        }
+    }
+
+    #[test]
     fn the_testing_aids_are_hidden() {
         assert_eq!(stat("pgiotrace stat --ring-kib 64").ring_kib, 64);
         refused("pgiotrace stat --ring-kib 100");

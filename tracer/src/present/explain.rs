@@ -39,6 +39,13 @@ pub fn write_explain(out: &mut dyn Write, report: &ExplainReport, width: usize) 
     write_claim_and_truth(out, report)?;
     write_runs(out, &report.runs)?;
     write_plan(out, &report.nodes, width.clamp(NARROWEST, WIDEST))?;
+    if report.claimed.planning_read_blocks > 0 {
+        let blocks = units::counted(report.claimed.planning_read_blocks, "block");
+        writeln!(
+            out,
+            "  planning read {blocks}, which the nodes do not claim: of their relations, the kernel saw these as well"
+        )?;
+    }
     write_relations(out, report)?;
     write_table(out, "Devices: all read requests, whoever wanted them", &DEVICES, &report.trace.devices)?;
     write_verdicts(out, &report.trace.verdicts)?;
@@ -96,7 +103,7 @@ fn write_claim_and_truth(out: &mut dyn Write, report: &ExplainReport) -> io::Res
         writeln!(out, "\n{indent}{}", stages::shares(&times))?;
     }
     let without_exposure = IoSummary { exposed_us: None, hidden_us: None, ..io.clone() };
-    for line in [stages::details(&without_exposure), stages::bounds(&io.bounds_us)].into_iter().flatten() {
+    for line in stages::details(&without_exposure).into_iter().chain(stages::bounds(&io.bounds_us)) {
         writeln!(out, "{indent}{line}")?;
     }
     Ok(())

@@ -91,7 +91,9 @@ pub fn write_stages(out: &mut dyn Write, report: &StatReport) -> io::Result<()> 
     let indent = " ".repeat(headings.chars().count() + 2);
     for (row, line) in rows.zip(&lines) {
         write_line(out, row, line.io)?;
-        for details in [details(line.io), bounds(&line.io.bounds_us)].into_iter().flatten() {
+        let bounds = bounds(&line.io.bounds_us);
+        let bounds = (!bounds.is_empty()).then(|| format!("bounds: {}", bounds.join(", ")));
+        for details in [details(line.io), bounds].into_iter().flatten() {
             writeln!(out, "{indent}{details}")?;
         }
     }
@@ -208,8 +210,8 @@ fn sources(by_source: &BySource) -> String {
     if mixed > 0 { format!("{whole}, {} in part", share(mixed)) } else { whole }
 }
 
-/// What is only bounded: of how many reads, and by how much.
-pub(super) fn bounds(bounds: &Bounds) -> Option<String> {
+/// What is only bounded: of how many reads, and by how much; one text a bound.
+pub(super) fn bounds(bounds: &Bounds) -> Vec<String> {
     let Bounds { pg_queue_at_least, owner_wakeup_at_most } = bounds;
     let bound = |what: &str, dist: &Dist| {
         let [p50, p99] = [dist.p50, dist.p99].map(units::duration);
@@ -218,8 +220,7 @@ pub(super) fn bounds(bounds: &Bounds) -> Option<String> {
     let queue = pg_queue_at_least.as_ref().map(|dist| bound("pg queue at least", dist));
     let wakeup =
         owner_wakeup_at_most.as_ref().map(|dist| bound("the owner ran after the read's end at most", dist));
-    let known: Vec<String> = [queue, wakeup].into_iter().flatten().collect();
-    (!known.is_empty()).then(|| format!("bounds: {}", known.join(", ")))
+    [queue, wakeup].into_iter().flatten().collect()
 }
 
 fn write_legend(out: &mut dyn Write) -> io::Result<()> {

@@ -212,7 +212,7 @@ impl<'a> Explanation<'a> {
         let sql = self.sql.clone();
         let planned = self.session.run(move |client| query::plan(client, &sql, allow_write));
         let named = match self.cancellable(planned, signals).await? {
-            Ok(text) => Plan::parse(&text?)?.nodes,
+            Ok(plan) => plan?.nodes,
             Err(signal) => return Ok(Outcome::Interrupted(signal)),
         };
         let to_look_up = named.clone();
@@ -315,7 +315,7 @@ impl<'a> Explanation<'a> {
             }
         };
         let window = Window { start: format!("{start:.6}"), duration_s: began.elapsed().as_secs_f64() };
-        let plan = Plan::parse(&answer?)?;
+        let plan = answer?;
         let ending = live.finish(&mut |event| join.take(event)).await?;
         let (reads, relations) = relations::assign(&plan.nodes, named, found);
         let groups: Vec<_> = reads
@@ -419,8 +419,8 @@ fn difference(claim: &Claim, traced: u64) -> Option<String> {
     match traced.cmp(&claimed) {
         std::cmp::Ordering::Equal => None,
         std::cmp::Ordering::Greater => Some(format!(
-            "the session read {blocks} more than EXPLAIN counts: reads of catalogs while the query is analysed, and while its nodes \
-             are started and ended, are in no count of EXPLAIN's"
+            "the session read {blocks} more than EXPLAIN counts: reads of catalogs while the query is analysed, and while parallel \
+             workers start, are in no count of EXPLAIN's"
         )),
         std::cmp::Ordering::Less => Some(format!(
             "EXPLAIN counts {blocks} more than the session was seen to read: other processes may have read them for it, or the \

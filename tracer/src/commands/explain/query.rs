@@ -8,6 +8,7 @@ use postgres::{
     types::{FromSql, Type},
 };
 
+use super::plan::{Plan, PlanError};
 use crate::server::connect::innermost;
 
 /// How the query is run. The claim's keys come from these.
@@ -43,6 +44,9 @@ pub enum QueryError {
     /// Anything else.
     #[error("the server refused the statement: {0}")]
     Refused(String),
+    /// EXPLAIN's answer is no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The session was lost.
     #[error("the session was lost ({0}): nothing is known of the query; try again")]
     Lost(String),
@@ -83,12 +87,12 @@ impl<'a> FromSql<'a> for JsonText {
 }
 
 /// The plan of a query that is not run, with schemas; and first of all whether it is to be run.
-pub fn plan(client: &mut Client, sql: &str, allow_write: bool) -> Result<String, QueryError> {
+pub fn plan(client: &mut Client, sql: &str, allow_write: bool) -> Result<Plan, QueryError> {
     if first_word(sql).is_some_and(|word| word.eq_ignore_ascii_case("EXPLAIN")) {
         return Err(QueryError::IsExplain);
     }
     in_transaction(client, allow_write, |client| {
-        let plan = explained(client, PLAN, sql)?;
+        let plan = Plan::parse(&explained(client, PLAN, sql)?)?;
         if !allow_write {
             refuse_what_writes(client, sql)?;
         }
@@ -97,8 +101,8 @@ pub fn plan(client: &mut Client, sql: &str, allow_write: bool) -> Result<String,
 }
 
 /// Runs a query, and returns its plan.
-pub fn run(client: &mut Client, sql: &str, allow_write: bool) -> Result<String, QueryError> {
-    in_transaction(client, allow_write, |client| explained(client, ANALYZE, sql))
+pub fn run(client: &mut Client, sql: &str, allow_write: bool) -> Result<Plan, QueryError> {
+    in_transaction(client, allow_write, |client| Ok(Plan::parse(&explained(client, ANALYZE, sql)?)?))
 }
 
 /// Does something in a transaction that is rolled back however that ends.

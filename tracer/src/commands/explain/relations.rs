@@ -10,11 +10,12 @@ use crate::{
     model::{PlanRelation, RelationKind},
 };
 
-/// Tables by schema and name, their indexes, their TOAST relations and the indexes of these.
+/// Tables by schema and name, their indexes, their TOAST relations and the indexes of these. Two lists side by side are syntax, for
+/// which `unnest` must have no schema; the session's search path is empty.
 const RELATIONS: &str = "WITH wanted AS (
         SELECT c.oid, c.reltoastrelid, n.nspname, c.relname
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-            JOIN pg_catalog.unnest($1::text[], $2::text[]) AS w (schema_name, name)
+            JOIN unnest($1::text[], $2::text[]) AS w (schema_name, name)
                 ON n.nspname = w.schema_name AND c.relname = w.name
     ), found AS (
         SELECT oid, 't' AS kind, oid AS of FROM wanted
