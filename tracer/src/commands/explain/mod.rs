@@ -180,8 +180,11 @@ async fn explain(
     let mut signals = Signals::listen()?;
     let explanation = Explanation::begin(options, sql, server, connector, is_verbose).await?;
     let outcome = explanation.all_runs(&mut signals).await;
-    if matches!(outcome, Ok(Outcome::Interrupted(_))) && explanation.session.is_busy() {
-        // Asked twice to end: what does not end by itself is not waited for.
+    if explanation.session.is_busy() {
+        // Asked twice to end, or the trace failed: what does not end by itself is not waited for.
+        let inner_pid = explanation.about.inner_pid;
+        let cancelled = explanation.control.run(move |client| cancel(client, inner_pid));
+        let _ = tokio::time::timeout(CANCEL_AGAIN, cancelled).await;
         let Explanation { session, control, .. } = explanation;
         session.abandon();
         control.abandon();
