@@ -178,7 +178,12 @@ impl Tracer {
         }
     }
 
-    fn spawn(&self) -> Result<Running> {
+    /// Starts the tracer without waiting for anything.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn spawn(&self) -> Result<Running> {
         let binary = self.binary.clone().map_or_else(tracer_binary, Ok)?;
         let mut command = match self.wrapper.split_first() {
             Some((program, args)) => {

@@ -13,11 +13,12 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{ArgAction, ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use jiff::fmt::friendly::SpanParser;
 
 use crate::present::{Destination, Format};
+use crate::server::{InnerPid, Pid};
 
 /// Samples of `pg_stat_activity` and `pg_aios` a second, unless asked otherwise.
 const DEFAULT_SAMPLE_RATE: &str = "20";
@@ -27,6 +28,9 @@ const DEFAULT_RING_KIB: &str = "16384";
 /// More samples a second than this would load the server that is looked at.
 const MAX_SAMPLE_RATE: i64 = 1_000;
 
+/// More runs of a query than this are a benchmark's.
+const MAX_RUNS: i64 = 1_000;
+
 /// Name of the binary, in help and completions.
 const NAME: &str = "pgiotrace";
 
@@ -35,6 +39,7 @@ Examples:
   pgiotrace doctor                          what can be traced on this host
   pgiotrace stat --duration 10s             the only running server, for ten seconds
   pgiotrace stat -p 5433 -- pgbench -T 30   the server on port 5433, while pgbench runs
+  pgiotrace explain 'SELECT …'              one query: EXPLAIN's claim beside the kernel's truth
   pgiotrace stat --help                     all options of stat
 
 The connection is made as psql makes it: PG* variables and .pgpass count.
@@ -58,6 +63,16 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done but reads were lost.
 With CMD: the exit code of CMD, unless pgiotrace itself failed.";
+
+const EXPLAIN_EXAMPLES: &str = "\
+Examples:
+  pgiotrace explain -d shop 'SELECT count(*) FROM orders'
+  pgiotrace explain -d shop -f report.sql --cold --runs 5
+  pgiotrace explain --allow-write \"UPDATE t SET a = a + 1\"       runs it, and rolls it back
+  PGOPTIONS='-c effective_io_concurrency=64' pgiotrace explain -f report.sql --save 64.json
+  pgiotrace explain --compare sync.json worker.json io_uring.json
+
+Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 3 done but reads were lost, 130 cancelled with Ctrl-C.";
 
 /// Shows where the read latency of a PostgreSQL server comes from: which backend wanted each read, who executed it,
 /// which relation it was, and how long it took.
@@ -87,6 +102,15 @@ enum Verb {
     /// and device. Needs root, or the capabilities that doctor names. The server is not changed and not restarted.
     #[command(after_help = STAT_EXAMPLES)]
     Stat(Box<StatArgs>),
+
+    /// Runs a query under EXPLAIN (ANALYZE, BUFFERS): PostgreSQL's claim beside the kernel's truth
+    ///
+    /// The query runs in a session of its own, in a read-only transaction that is rolled back; only what this session and
+    /// its parallel workers read is counted. What no transaction holds back is done: functions that write elsewhere
+    /// (dblink), or advance a sequence with --allow-write. Settings for the session stand in PGOPTIONS, as with psql. The
+    /// server is never restarted or configured: to compare io_method, save a report under each.
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(ExplainArgs),
 
     /// Prints a completion script for a shell
     ///
@@ -206,6 +230,55 @@ struct StatArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["sql", "file", "compare"]))]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of its own, and any combination is meant"
+)]
+struct ExplainArgs {
+    /// The query: one statement, without EXPLAIN
+    #[arg(value_name = "SQL")]
+    sql: Option<String>,
+
+    /// Read the query from FILE; - is standard input
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    file: Option<PathBuf>,
+
+    /// Let the statement change data; it is rolled back all the same
+    #[arg(long, conflicts_with = "compare")]
+    allow_write: bool,
+
+    /// Empty the caches before each run: the query's relations in shared_buffers, and this host's page cache
+    ///
+    /// Asks first. The page cache is that of the whole host, so that everything on it reads from the disks for a while.
+    /// shared_buffers are emptied by pg_buffercache_evict_relation (PostgreSQL 18, extension pg_buffercache, superuser), which
+    /// writes changed pages first; where that is not there, a note says so.
+    #[arg(long, conflicts_with = "compare")]
+    cold: bool,
+
+    /// Answer yes to what --cold asks
+    #[arg(short, long, requires = "cold")]
+    yes: bool,
+
+    /// Run the query this often; the report is of the run with the median run time, and lists all
+    #[arg(long, value_name = "N", default_value = "1", conflicts_with = "compare")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=MAX_RUNS))]
+    runs: u32,
+
+    /// Probe PostgreSQL's functions as well, as in stat: exact pg_queue and wakeup times
+    #[arg(long, conflicts_with = "compare")]
+    pg_probes: bool,
+
+    /// Write the report as JSON to FILE as well, for --compare
+    #[arg(long, value_name = "FILE", conflicts_with = "compare", value_hint = ValueHint::FilePath)]
+    save: Option<PathBuf>,
+
+    /// Print one table of saved reports; needs no server
+    #[arg(long, value_name = "FILE", num_args = 1.., value_hint = ValueHint::FilePath)]
+    compare: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 #[command(next_help_heading = "Filters (a read must match each kind that is given)")]
 struct FilterArgs {
     /// Only reads that this process wanted; may be repeated
@@ -255,6 +328,10 @@ pub enum Action {
     Doctor(DoctorOptions),
     /// `stat`.
     Stat(Box<StatOptions>),
+    /// `explain`.
+    Explain(ExplainOptions),
+    /// `explain --compare`.
+    Compare(CompareOptions),
     /// `completions`.
     Completions(Shell),
 }
@@ -291,6 +368,53 @@ pub struct StatOptions {
     pub ring_kib: u32,
     /// Where the kernel's records go as they come.
     pub raw_records: Option<PathBuf>,
+}
+
+/// Options of `explain`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of its own, and any combination is meant"
+)]
+pub struct ExplainOptions {
+    /// Which server, and how to connect to it.
+    pub connection: ConnectionOptions,
+    /// Where the report goes and in which form; never CSV.
+    pub report: ReportOptions,
+    /// The query.
+    pub query: QuerySource,
+    /// Whether its transaction may write.
+    pub allow_write: bool,
+    /// Whether caches are emptied before each run.
+    pub cold: bool,
+    /// Whether that is agreed to already.
+    pub yes: bool,
+    /// How often it is run.
+    pub runs: NonZeroU32,
+    /// Whether PostgreSQL's functions are probed.
+    pub pg_probes: bool,
+    /// Where the JSON report goes as well.
+    pub save: Option<Destination>,
+}
+
+/// Where a query stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QuerySource {
+    /// Here.
+    Text(String),
+    /// In a file.
+    File(PathBuf),
+    /// On standard input.
+    StandardInput,
+}
+
+/// Options of `explain --compare`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompareOptions {
+    /// Where the table goes and in which form; never CSV.
+    pub report: ReportOptions,
+    /// Saved reports, at least one.
+    pub files: Vec<PathBuf>,
 }
 
 /// Which server to trace, and how to connect to it. What is `None` is left to the `PG*` variables and the defaults.
@@ -350,6 +474,17 @@ pub struct Filter {
     pub query_ids: Vec<i64>,
     /// Shortest latency that counts.
     pub min_latency: Option<Duration>,
+    /// The session that `explain` opened, with its parallel workers. No option names it.
+    pub session: Option<Session>,
+}
+
+/// A session, by its process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Session {
+    /// The process, as the tracer sees it.
+    pub pid: Pid,
+    /// The process, as the server sees it: so its parallel workers name it.
+    pub inner_pid: InnerPid,
 }
 
 impl Filter {
@@ -487,6 +622,10 @@ impl Cli {
                 return Err(usage("doctor has no CSV form: use --format text or json"));
             }
             Verb::Doctor => Action::Doctor(DoctorOptions { connection: connection.into_options()?, report }),
+            Verb::Explain(_) if format == Format::Csv => {
+                return Err(usage("explain has no CSV form: use --format text or json"));
+            }
+            Verb::Explain(args) => args.into_action(connection.into_options()?, report)?,
             Verb::Stat(args) => Action::Stat(Box::new(args.into_options(connection.into_options()?, report))),
         };
         Ok(Options { action, verbosity: verbose, color: color_choice(color) })
@@ -532,12 +671,43 @@ impl StatArgs {
                 users: user,
                 query_ids: query_id,
                 min_latency,
+                session: None,
             },
             attribution,
             pg_probes,
             ring_kib,
             raw_records,
         }
+    }
+}
+
+impl ExplainArgs {
+    fn into_action(
+        self,
+        connection: ConnectionOptions,
+        report: ReportOptions,
+    ) -> Result<Action, clap::Error> {
+        let Self { sql, file, allow_write, cold, yes, runs, pg_probes, save, compare } = self;
+        let query = match (sql, file) {
+            (Some(sql), _) => QuerySource::Text(sql),
+            (None, Some(path)) if path.as_os_str() == "-" => QuerySource::StandardInput,
+            (None, Some(path)) => QuerySource::File(path),
+            (None, None) => return Ok(Action::Compare(CompareOptions { report, files: compare })),
+        };
+        if !connection.connect {
+            return Err(usage("explain runs the query in a session of the server: leave --no-connect out"));
+        }
+        Ok(Action::Explain(ExplainOptions {
+            connection,
+            report,
+            query,
+            allow_write,
+            cold,
+            yes,
+            runs: NonZeroU32::new(runs).unwrap_or(NonZeroU32::MIN),
+            pg_probes,
+            save: save.map(|path| destination(Some(path), false)).transpose()?,
+        }))
     }
 }
 
@@ -740,6 +910,7 @@ mod tests {
             users: vec!["u".to_owned(), "v".to_owned()],
             query_ids: vec![-7, 8],
             min_latency: Some(Duration::from_millis(5)),
+            session: None,
         };
         assert_eq!(filter, expected);
         refused("pgiotrace stat --pid 0");
@@ -772,6 +943,48 @@ mod tests {
     fn probes_are_asked_for() {
         assert!(stat("pgiotrace stat --pg-probes").pg_probes);
         refused("pgiotrace stat --pg-probes --attribution pg_aios");
+    }
+
+    #[test]
+    fn explain_wants_one_query_or_saved_reports() {
+        let explain = |words: &[&str]| {
+            let words = ["pgiotrace", "explain"].iter().chain(words);
+            parse_from(words).map(|options| options.action)
+        };
+        let query = |words: &[&str]| match explain(words) {
+            Ok(Action::Explain(options)) => options.query,
+            other => panic!("{words:?}: {other:?}"),
+        };
+        assert_eq!(query(&["SELECT 1"]), QuerySource::Text("SELECT 1".to_owned()));
+        assert_eq!(query(&["-f", "a.sql"]), QuerySource::File("a.sql".into()));
+        assert_eq!(query(&["--file", "-"]), QuerySource::StandardInput);
+        let Ok(Action::Compare(compare)) = explain(&["--compare", "a", "b"]) else { panic!() };
+        assert_eq!(compare.files, [PathBuf::from("a"), "b".into()]);
+        let Ok(Action::Explain(options)) =
+            explain(&["-p", "1", "--runs=3", "--save", "s", "--cold", "-y", "Q"])
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (options.runs.get(), options.connection.port, options.cold, options.yes),
+            (3, Some(1), true, true)
+        );
+        assert_eq!(options.save, Some(Destination::File("s".into())));
+        assert!(!options.allow_write && !options.pg_probes);
+        for words in [
+            &[][..],
+            &["Q", "-f", "x"],
+            &["Q", "--compare", "x"],
+            &["--compare"],
+            &["--compare", "x", "--cold"],
+            &["Q", "--yes"],
+            &["Q", "--runs", "0"],
+            &["Q", "--no-connect"],
+            &["Q", "--format", "csv"],
+            &["Q", "R"],
+        ] {
+            assert_eq!(explain(words).expect_err("wrong usage").exit_code(), 2, "{words:?}");
+        }
     }
 
     #[test]

@@ -17,6 +17,8 @@ fn main() -> ExitCode {
     messages::to_stderr(verbosity);
     let result = match &action {
         Action::Stat(options) => commands::stat::run(options, verbosity > 0, started, color),
+        Action::Explain(options) => commands::explain::run(options, verbosity > 0, color),
+        Action::Compare(options) => commands::explain::compare::run(options, color),
         Action::Doctor(options) => commands::doctor::run(options, color),
         Action::Completions(shell) => {
             let written = Destination::Stdout.write(color, |out| cli::write_completions(*shell, out));

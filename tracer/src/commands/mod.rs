@@ -1,6 +1,7 @@
 //! The verbs: each turns its options into work and an exit code.
 
 pub mod doctor;
+pub mod explain;
 pub mod stat;
 
 use anyhow::anyhow;

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Exit code of a trace that lost reads.
-const INCOMPLETE: u8 = 3;
+pub(super) const INCOMPLETE: u8 = 3;
 /// How long a command waits for the first look at PostgreSQL's statistics.
 const FIRST_LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -244,14 +244,14 @@ fn forward(child: &Child, signal: Signal) {
 }
 
 /// The signals that end a trace, and still give a report.
-struct Signals {
+pub(super) struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     hang_up: tokio::signal::unix::Signal,
 }
 
 impl Signals {
-    fn listen() -> anyhow::Result<Self> {
+    pub(super) fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("listening for signals failed: {error}"));
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
@@ -260,7 +260,7 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Signal {
+    pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.interrupt.recv() => Signal::INT,
             _ = self.terminate.recv() => Signal::TERM,

@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, sync::Arc};
 
 use super::{
-    Join,
+    Join, Sampling,
     people::Person,
     queries::{QueryKey, QueryTotals},
     report::Known,
@@ -33,12 +33,12 @@ pub(super) fn of(join: &mut Join, known: Known) -> Activity {
     for process in processes {
         join.fold_executions(process);
     }
-    let waits = join.is_sampled.then(|| waits(join));
+    let waits = (join.sampling != Sampling::Never).then(|| waits(join));
     let queries = queries(join, known);
     Activity {
         certainty: certainty(join),
         queries,
-        sessions: join.is_sampled.then(|| sessions(join, &counted)),
+        sessions: (join.sampling != Sampling::Never).then(|| sessions(join, &counted)),
         waits,
     }
 }

@@ -15,12 +15,21 @@ impl Filter {
         if !passes_at_once {
             return Some(false);
         }
-        let by_session = self.admits_session(io, owner);
-        let by_relation = self.admits_relation(io, name);
-        match (by_session, by_relation) {
-            (Some(false), _) | (_, Some(false)) => Some(false),
-            (Some(true), Some(true)) => Some(true),
-            _ => None,
+        let answers =
+            [self.admits_process(io, owner), self.admits_session(io, owner), self.admits_relation(io, name)];
+        if answers.contains(&Some(false)) {
+            return Some(false);
+        }
+        answers.iter().all(Option::is_some).then_some(true)
+    }
+
+    /// Whether a read is of the one session that is wanted, or of a parallel worker of its.
+    fn admits_process(&self, io: &Io, owner: Option<&Person>) -> Option<bool> {
+        let Some(session) = self.session else { return Some(true) };
+        match io.owner {
+            None => Some(false),
+            Some(pid) if pid == session.pid => Some(true),
+            Some(_) => Some(owner?.leader() == Some(session.inner_pid)),
         }
     }
 

@@ -7,6 +7,7 @@ mod ended;
 mod executions;
 mod exposure;
 mod filter;
+mod groups;
 mod parts;
 mod people;
 mod pg_stats;
@@ -45,6 +46,7 @@ use claims::Claims;
 use ended::Ended;
 use executions::{Executions, Seen};
 use exposure::Exposures;
+pub use groups::Sums;
 use people::People;
 use pg_stats::PgStats;
 use queries::Queries;
@@ -80,6 +82,17 @@ struct Ends {
     impossible: u64,
 }
 
+/// Whether samples come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sampling {
+    /// The server is not asked.
+    Never,
+    /// It is asked.
+    Expected,
+    /// It is asked, and does not answer at present.
+    Away,
+}
+
 /// The join, as it grows.
 pub struct Join {
     server: Server,
@@ -95,8 +108,7 @@ pub struct Join {
     queries: Queries,
     sessions: Sessions,
     waits: Waits,
-    /// Whether the server is asked for samples.
-    is_sampled: bool,
+    sampling: Sampling,
     /// Reads whose owners may still wait for them; `None` where nobody tells what for.
     wakeups: Option<Wakeups>,
     /// What each file is that was read.
@@ -108,8 +120,6 @@ pub struct Join {
     ends: Ends,
     ended: Ended,
     pg_stats: PgStats,
-    /// Whether nobody samples the server.
-    is_unsampled: bool,
     /// Reads without an owner, until the samples around them are in.
     waiting: VecDeque<(SeenRead, Timing)>,
     /// Reads of which it is not known yet whether the filter takes them.
@@ -143,7 +153,7 @@ impl Join {
             queries: Queries::default(),
             sessions: Sessions::default(),
             waits: Waits::default(),
-            is_sampled,
+            sampling: if is_sampled { Sampling::Expected } else { Sampling::Never },
             wakeups: None,
             files: HashMap::new(),
             expects_aios,
@@ -152,7 +162,6 @@ impl Join {
             ends: Ends::default(),
             ended: Ended::default(),
             pg_stats: PgStats::default(),
-            is_unsampled: !is_sampled,
             waiting: VecDeque::new(),
             deferred: VecDeque::new(),
             unfolded: Vec::new(),
@@ -271,10 +280,10 @@ impl Join {
             PgSample::Facts(facts) => self.facts = Some(*facts),
             PgSample::Limited(note) => self.note(note),
             PgSample::Unavailable(note) => {
-                self.is_unsampled = true;
+                self.sampling = Sampling::Away;
                 self.note(note);
             }
-            PgSample::Back => self.is_unsampled = false,
+            PgSample::Back => self.sampling = Sampling::Expected,
             PgSample::Statistics(statistics) => self.pg_stats.look(*statistics, &self.people),
             PgSample::Activity { taken, rows } => {
                 self.see_rows(taken, &rows);
@@ -331,13 +340,38 @@ impl Join {
     /// The report.
     #[must_use]
     pub fn report(mut self, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
+        self.settle(ending);
+        report::build(self, window, attach_ms, ending)
+    }
+
+    /// The report, with the sums over all reads that passed the filter, and over those of each group of relations.
+    #[must_use]
+    pub fn report_with_sums(
+        mut self,
+        window: Window,
+        attach_ms: f64,
+        ending: &Ending,
+        groups: &[Vec<RelationKey>],
+    ) -> (StatReport, Sums) {
+        self.settle(ending);
+        let sums = groups::sums(&self, ending, groups);
+        (report::build(self, window, attach_ms, ending), sums)
+    }
+
+    /// Decides what was still open.
+    fn settle(&mut self, ending: &Ending) {
         self.give_up_waiting();
+        for record in &ending.totals.waiting {
+            self.take_wait(record);
+        }
         self.let_go_of_all();
         for process in self.executions.processes() {
             let left = self.executions.give_up(process);
             self.book_settled(process, left);
         }
         self.settle_deferred(true);
-        report::build(self, window, attach_ms, ending)
+        for owner in self.exposures.owners() {
+            self.settle_exposure(owner);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use pgiotrace_ebpf::{Execution, OFFSET_OF_FILE_POSITION, WaitRecord, flags};
 
 use super::{
-    Join, MOST_DEFERRED, MOST_FILES, MOST_WAITING, Name,
+    Join, MOST_DEFERRED, MOST_FILES, MOST_WAITING, Name, Sampling,
     claims::{Candidates, Place, Span},
     uses::TracedUse,
     wakeups::Wakeups,
@@ -196,7 +196,7 @@ impl Join {
             query: QueryOf::default(),
             timing,
         };
-        if self.is_sampled {
+        if self.sampling != Sampling::Never {
             let waiters = read.record.waiter_tgids.map(|tgid| (tgid != 0).then_some(Pid(tgid)));
             self.waits.read(&io, waiters);
         }

@@ -29,12 +29,6 @@ use crate::{
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
     let ledger = ledger(&join, ending);
-    for record in &ending.totals.waiting {
-        join.take_wait(record);
-    }
-    for owner in join.exposures.owners() {
-        join.settle_exposure(owner);
-    }
     let known = Known::of(&join, ending);
     for (is_known, note) in [(known.requests, NO_REQUESTS), (known.waits, NO_WAITS)] {
         if !is_known {
@@ -119,7 +113,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    fn of(join: &Join, ending: &Ending) -> Self {
+    pub(super) fn of(join: &Join, ending: &Ending) -> Self {
         let counts = &ending.totals.counts;
         let are_reads_known = counts.ring_full() == 0;
         let lost = [Counter::RequestRecordLost, Counter::RequestsFull, Counter::ChainsFull];
@@ -133,7 +127,7 @@ impl Known {
     }
 
     /// The summary of reads, without what is not known of them.
-    pub fn summary(self, totals: &IoTotals) -> IoSummary {
+    pub(super) fn summary(self, totals: &IoTotals) -> IoSummary {
         let mut summary = totals.summary();
         summary.queue_full_fallbacks = match self.has_queue {
             Some(true) => summary.queue_full_fallbacks,
@@ -228,7 +222,7 @@ fn use_kernel_counts_if_records_were_lost(join: &mut Join, ending: &Ending) {
 }
 
 fn filter(join: &Join) -> Option<FilterReport> {
-    let Filter { pids, relations, databases, users, query_ids, min_latency } = &join.filter;
+    let Filter { pids, relations, databases, users, query_ids, min_latency, session: _ } = &join.filter;
     (!join.filter.is_empty()).then(|| FilterReport {
         pids: pids.clone(),
         relations: relations.iter().map(ToString::to_string).collect(),
@@ -242,9 +236,10 @@ fn filter(join: &Join) -> Option<FilterReport> {
 
 /// Why a filter may have let nothing pass, if it has not.
 fn unmatched_filter(join: &Join) -> Option<&'static str> {
-    let Filter { relations, databases, users, .. } = &join.filter;
+    let Filter { relations, databases, users, session, .. } = &join.filter;
     let is_by_name = !(relations.is_empty() && databases.is_empty() && users.is_empty());
-    if join.filter.is_empty() || join.passed > 0 {
+    // A session may well have found all that it needed in shared_buffers.
+    if join.filter.is_empty() || join.passed > 0 || session.is_some() {
         None
     } else if is_by_name && join.facts.is_none() {
         Some("no read matched the filter: without a connection to the server, names are not known")

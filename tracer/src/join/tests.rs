@@ -316,6 +316,38 @@ fn filters_restrict_the_tables_and_never_the_ledger() {
 }
 
 #[test]
+fn a_session_is_its_process_and_its_parallel_workers() {
+    const OWN_WORKER: Pid = Pid(1020);
+    const FOREIGN_WORKER: Pid = Pid(1021);
+    const STRANGER: Pid = Pid(1022);
+    let session = crate::cli::Session { pid: BACKEND, inner_pid: InnerPid(BACKEND.0 - 1000) };
+    let mut join = join(Filter { session: Some(session), ..Filter::default() });
+    for (pid, leader) in [(OWN_WORKER, BACKEND), (FOREIGN_WORKER, OTHER_BACKEND)] {
+        let title = format!("postgres: parallel worker for PID {}", leader.0 - 1000);
+        join.take(Event::Process(process(pid, &title), Serves::Others));
+    }
+    let owners = [BACKEND, OTHER_BACKEND, OWN_WORKER, FOREIGN_WORKER, STRANGER];
+    for (generation, owner) in (1..).zip(owners) {
+        join.take(read(handle_read(Some(owner), generation, generation)));
+    }
+    join.take(read(handle_read(None, 9, 9)));
+    let totals = Totals::default();
+    let ending = Ending { totals, ..Ending::default() };
+    let key = RelationKey { tablespace_oid: 1663, database_oid: 5, relfilenumber: 16384, is_temp: false };
+    let other = RelationKey { relfilenumber: 16385, ..key };
+    let groups = [vec![key], vec![other], vec![key, other]];
+    let window = Window { start: String::new(), duration_s: 1.0 };
+    let (report, sums) = join.report_with_sums(window, 1.0, &ending, &groups);
+    let mut pids: Vec<u32> = report.backends.iter().map(|backend| backend.pid).collect();
+    pids.sort_unstable();
+    assert_eq!(pids, [BACKEND.0, OWN_WORKER.0]);
+    assert_eq!((sums.all.reads, sums.all.blocks, report.relations[0].io.reads), (2, 32, 2));
+    assert_eq!(sums.groups.iter().map(|sum| sum.reads).collect::<Vec<_>>(), [2, 0, 2]);
+    // Of the stranger nothing is known, and that is said.
+    assert!(report.notes.iter().any(|note| note.contains("left out")), "{:?}", report.notes);
+}
+
+#[test]
 fn ended_backends_are_folded_and_none_of_their_reads_is_lost() {
     let mut join = join(Filter::default());
     let reads = 2000;

@@ -6,6 +6,7 @@ mod activity;
 pub mod aggregate;
 mod dist;
 mod doctor;
+mod explain;
 pub mod intervals;
 pub mod io;
 mod pg_stats;
@@ -15,6 +16,10 @@ mod verdict;
 pub use activity::{AwaitedOwner, Doing, DoingCounts, Query, QueryCertainty, QueryKind, Session, Wait};
 pub use dist::{Dist, KernelHistogram, LatencyHistogram, MOST_NANOS};
 pub use doctor::{Check, DoctorReport, Status};
+pub use explain::{
+    COMPARISON_SCHEMA, Claim, ComparedFile, ComparedStages, Comparison, EXPLAIN_SCHEMA, ExplainReport,
+    NodeClaim, PlanNode, PlanRelation, QuerySession, RelationKind, Run,
+};
 pub use pg_stats::{
     BlocksDifference, ClaimedBlocks, ClaimedOperations, ClaimedReads, PgStatBackendIo, PgStatBackendIoRow,
     PgStatDatabase, PgStatDatabaseRow, PgStatIo, PgStatIoContext, PgStatIoRow, ReadsDifference, TracedReads,

@@ -69,7 +69,7 @@ pub fn read_ahead(relation: &Relation) -> String {
 }
 
 /// Mean size of a request.
-fn mean_size(device: &Device) -> String {
+pub(super) fn mean_size(device: &Device) -> String {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -80,7 +80,7 @@ fn mean_size(device: &Device) -> String {
 }
 
 /// Mean and most requests at once. The mean comes from the times with the device.
-fn depth(device: &Device) -> String {
+pub(super) fn depth(device: &Device) -> String {
     let mean = match device.device_us {
         Some(_) if device.depth.mean > 0.0 && device.depth.mean < 0.01 => "<0.01".to_owned(),
         Some(_) => format!("{:.2}", device.depth.mean),

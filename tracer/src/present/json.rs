@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::model::{DoctorReport, StatReport};
+use crate::model::{Comparison, DoctorReport, ExplainReport, StatReport};
 
 /// Writes a `stat` report.
 ///
@@ -22,6 +22,24 @@ pub fn write_stat(out: &mut dyn Write, report: &StatReport) -> io::Result<()> {
 /// When `out` cannot be written to.
 pub fn write_doctor(out: &mut dyn Write, report: &DoctorReport) -> io::Result<()> {
     write_line(out, report)
+}
+
+/// Writes an `explain` report.
+///
+/// # Errors
+///
+/// When `out` cannot be written to.
+pub fn write_explain(out: &mut dyn Write, report: &ExplainReport) -> io::Result<()> {
+    write_line(out, report)
+}
+
+/// Writes a comparison of `explain` reports.
+///
+/// # Errors
+///
+/// When `out` cannot be written to.
+pub fn write_comparison(out: &mut dyn Write, comparison: &Comparison) -> io::Result<()> {
+    write_line(out, comparison)
 }
 
 fn write_line<T: Serialize>(out: &mut dyn Write, object: &T) -> io::Result<()> {

@@ -3,9 +3,11 @@
 //! The forms are pure: they write a report to whatever they are given. [`output`] decides where that goes.
 
 mod activity;
+mod comparison;
 mod csv;
 mod devices;
 mod doctor;
+mod explain;
 mod json;
 pub mod output;
 mod pg_stats;
@@ -25,7 +27,7 @@ pub use output::{Destination, OutputError};
 pub use printable::printable;
 pub use table::{NOT_MEASURED, TOP_ROWS};
 
-use crate::model::{DoctorReport, StatReport};
+use crate::model::{Comparison, DoctorReport, ExplainReport, StatReport};
 
 /// Form of a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -72,6 +74,43 @@ pub fn deliver_doctor(
     color: ColorChoice,
 ) -> Result<(), OutputError> {
     destination.write(format.styles(color), |out| write_doctor(out, report, format))
+}
+
+/// Delivers an `explain` report to `destination`, whole or not at all.
+///
+/// # Errors
+///
+/// As [`Destination::write`]; also for CSV, which `explain` does not have and the command line refuses.
+pub fn deliver_explain(
+    report: &ExplainReport,
+    format: Format,
+    destination: &Destination,
+    color: ColorChoice,
+) -> Result<(), OutputError> {
+    let width = destination.width().unwrap_or(explain::WIDEST);
+    destination.write(format.styles(color), |out| match format {
+        Format::Text => explain::write_explain(out, report, width),
+        Format::Json => json::write_explain(out, report),
+        Format::Csv => Err(io::Error::new(io::ErrorKind::Unsupported, "explain has no CSV form")),
+    })
+}
+
+/// Delivers a comparison of `explain` reports to `destination`, whole or not at all.
+///
+/// # Errors
+///
+/// As [`deliver_explain`].
+pub fn deliver_comparison(
+    comparison: &Comparison,
+    format: Format,
+    destination: &Destination,
+    color: ColorChoice,
+) -> Result<(), OutputError> {
+    destination.write(format.styles(color), |out| match format {
+        Format::Text => comparison::write_comparison(out, comparison),
+        Format::Json => json::write_comparison(out, comparison),
+        Format::Csv => Err(io::Error::new(io::ErrorKind::Unsupported, "explain has no CSV form")),
+    })
 }
 
 /// Writes a `stat` report in `format`. Text carries ANSI styles: pass a stream that strips them where they are not

@@ -67,6 +67,18 @@ impl Destination {
         check_file(path).map_err(|source| OutputError::File { path: path.clone(), source })
     }
 
+    /// Columns of the terminal that the report goes to; `None` when it goes to none.
+    #[must_use]
+    pub fn width(&self) -> Option<usize> {
+        let size = match self {
+            Self::Stdout => rustix::termios::tcgetwinsize(io::stdout()),
+            Self::Stderr => rustix::termios::tcgetwinsize(io::stderr()),
+            Self::File(_) => return None,
+        };
+        // A terminal that does not know says 0.
+        size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
+    }
+
     /// Lets `render` write the report, and delivers it once it is whole. `color` decides about the styles in it;
     /// [`ColorChoice::Auto`] keeps them on a terminal unless `NO_COLOR`, `CLICOLOR` or `TERM` say otherwise.
     /// A reader that has gone away (`pgiotrace stat | head`) is no error.

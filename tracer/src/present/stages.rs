@@ -91,7 +91,9 @@ pub fn write_stages(out: &mut dyn Write, report: &StatReport) -> io::Result<()> 
     let indent = " ".repeat(headings.chars().count() + 2);
     for (row, line) in rows.zip(&lines) {
         write_line(out, row, line.io)?;
-        for details in [details(line.io), bounds(&line.io.bounds_us)].into_iter().flatten() {
+        let bounds = bounds(&line.io.bounds_us);
+        let bounds = (!bounds.is_empty()).then(|| format!("bounds: {}", bounds.join(", ")));
+        for details in [details(line.io), bounds].into_iter().flatten() {
             writeln!(out, "{indent}{details}")?;
         }
     }
@@ -112,16 +114,22 @@ pub fn write_stages(out: &mut dyn Write, report: &StatReport) -> io::Result<()> 
 fn write_line(out: &mut dyn Write, row: &str, io: &IoSummary) -> io::Result<()> {
     let Some(times) = times(io) else { return writeln!(out, "{row}  not measured") };
     write!(out, "{row}  ")?;
-    for (part, cells) in SHOWN.iter().zip(bar(&times, BAR_WIDTH)) {
+    write_bar(out, &times, BAR_WIDTH)?;
+    writeln!(out, "  {}", shares(&times))
+}
+
+/// The parts of a time, as letters in colours.
+pub(super) fn write_bar(out: &mut dyn Write, times: &[f64; PARTS], width: usize) -> io::Result<()> {
+    for (part, cells) in SHOWN.iter().zip(bar(times, width)) {
         if cells > 0 {
             write_cells(out, part, cells)?;
         }
     }
-    writeln!(out, "  {}", shares(&times))
+    Ok(())
 }
 
 /// Microseconds of each part of the reads' time; `None` when no stage was measured.
-fn times(io: &IoSummary) -> Option<[f64; PARTS]> {
+pub(super) fn times(io: &IoSummary) -> Option<[f64; PARTS]> {
     let Stages { pg_queue, submit, cache, block_queue, device, wakeup } = &io.stages_us;
     let stages = [pg_queue, submit, cache, block_queue, device, wakeup];
     if stages.iter().all(|stage| stage.is_none()) {
@@ -166,7 +174,7 @@ fn bar<const N: usize>(weights: &[f64; N], width: usize) -> [usize; N] {
 }
 
 /// `device 71 % · block queue 12 % · cache 9 %`, largest first, and last what was not measured.
-fn shares(times: &[f64; PARTS]) -> String {
+pub(super) fn shares(times: &[f64; PARTS]) -> String {
     let total: f64 = times.iter().sum();
     let mut shown: Vec<(usize, f64)> = times.iter().map(|time| time / total).enumerate().collect();
     shown.retain(|(_, share)| *share >= LEAST_SHARE);
@@ -180,7 +188,7 @@ fn shares(times: &[f64; PARTS]) -> String {
 }
 
 /// Where the bytes came from and how much of the time the owner waited; `None` where nothing of it is known.
-fn details(io: &IoSummary) -> Option<String> {
+pub(super) fn details(io: &IoSummary) -> Option<String> {
     let mut details = Vec::new();
     details.extend(io.by_source.map(|by_source| sources(&by_source)));
     details
@@ -202,8 +210,8 @@ fn sources(by_source: &BySource) -> String {
     if mixed > 0 { format!("{whole}, {} in part", share(mixed)) } else { whole }
 }
 
-/// What is only bounded: of how many reads, and by how much.
-fn bounds(bounds: &Bounds) -> Option<String> {
+/// What is only bounded: of how many reads, and by how much; one text a bound.
+pub(super) fn bounds(bounds: &Bounds) -> Vec<String> {
     let Bounds { pg_queue_at_least, owner_wakeup_at_most } = bounds;
     let bound = |what: &str, dist: &Dist| {
         let [p50, p99] = [dist.p50, dist.p99].map(units::duration);
@@ -212,8 +220,7 @@ fn bounds(bounds: &Bounds) -> Option<String> {
     let queue = pg_queue_at_least.as_ref().map(|dist| bound("pg queue at least", dist));
     let wakeup =
         owner_wakeup_at_most.as_ref().map(|dist| bound("the owner ran after the read's end at most", dist));
-    let known: Vec<String> = [queue, wakeup].into_iter().flatten().collect();
-    (!known.is_empty()).then(|| format!("bounds: {}", known.join(", ")))
+    [queue, wakeup].into_iter().flatten().collect()
 }
 
 fn write_legend(out: &mut dyn Write) -> io::Result<()> {
@@ -262,7 +269,7 @@ fn label(backend: &Backend) -> String {
 }
 
 /// The beginning of a text that is too long.
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(LABEL_LENGTH) {
         Some(_) => text.chars().take(LABEL_LENGTH - 1).chain(['…']).collect(),
         None => text.to_owned(),

@@ -20,7 +20,7 @@ use crate::model::{
 };
 
 /// What the reader must not overlook.
-const WARNING: Style = AnsiColor::Red.on_default().bold();
+pub(super) const WARNING: Style = AnsiColor::Red.on_default().bold();
 
 /// Owners that are named in the row of an io worker.
 const OWNERS_SHOWN: usize = 3;
@@ -185,7 +185,7 @@ fn write_filter(out: &mut dyn Write, filter: Option<&FilterReport>, reads: u64) 
 }
 
 /// What is missing in an incomplete ledger.
-fn incompleteness(ledger: &Ledger) -> String {
+pub(super) fn incompleteness(ledger: &Ledger) -> String {
     if ledger.lost > 0 {
         return format!(
             "{} lost of {} that began (the tracer's buffers were full); the tables may miss them",
@@ -259,7 +259,7 @@ fn write_pg_aios(out: &mut dyn Write, pg_aios: Option<&PgAiosLedger>) -> io::Res
 }
 
 /// What the reader must know about the report.
-fn write_notes(out: &mut dyn Write, notes: &[String]) -> io::Result<()> {
+pub(super) fn write_notes(out: &mut dyn Write, notes: &[String]) -> io::Result<()> {
     if !notes.is_empty() {
         writeln!(out)?;
     }
@@ -270,7 +270,7 @@ fn write_notes(out: &mut dyn Write, notes: &[String]) -> io::Result<()> {
 }
 
 /// What the tracer itself cost.
-fn write_overhead(out: &mut dyn Write, overhead: &Overhead) -> io::Result<()> {
+pub(super) fn write_overhead(out: &mut dyn Write, overhead: &Overhead) -> io::Result<()> {
     let Overhead {
         bpf_ns_per_read,
         bpf_cpu_s,
@@ -309,12 +309,12 @@ fn probes(probes: PgProbes) -> String {
 }
 
 /// A name from the server, made safe.
-fn name(name: Option<&str>) -> String {
+pub(super) fn name(name: Option<&str>) -> String {
     known(name.filter(|name| !name.is_empty()).map(|name| printable(name).into_owned()))
 }
 
 /// One figure of the latency of `io`.
-fn latency(io: &IoSummary, figure: fn(&Dist) -> f64) -> String {
+pub(super) fn latency(io: &IoSummary, figure: fn(&Dist) -> f64) -> String {
     known(io.latency_us.as_ref().map(|dist| units::duration(figure(dist))))
 }
 
@@ -363,7 +363,7 @@ fn relation_name(relation: &Relation) -> String {
 }
 
 /// Blocks of a relation; files that are none have no blocks.
-fn relation_blocks(relation: &Relation) -> String {
+pub(super) fn relation_blocks(relation: &Relation) -> String {
     known(relation.file.is_none().then(|| units::count(relation.io.blocks)))
 }
 

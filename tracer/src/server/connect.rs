@@ -28,6 +28,9 @@ use super::{InnerPid, passwd, pgpass};
 /// How the server knows the tracer's sessions.
 pub const APPLICATION_NAME: &str = "pgiotrace";
 
+/// How it knows a session that runs the user's query.
+pub const QUERIES_APPLICATION_NAME: &str = "pgiotrace explain";
+
 /// How long a connection may take to come up, unless `PGCONNECT_TIMEOUT` or the connection string says
 /// otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,6 +40,33 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const SESSION_SETTINGS: &str = "SET search_path = ''; SET default_transaction_read_only = on; \
     SET statement_timeout = '10s'; SET lock_timeout = '2s'; SET jit = off; \
     SET max_parallel_workers_per_gather = 0";
+
+/// Whose statements a session runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Purpose {
+    /// The tracer's own.
+    #[default]
+    Tracer,
+    /// The user's.
+    Queries,
+}
+
+impl Purpose {
+    fn application_name(self) -> &'static str {
+        match self {
+            Self::Tracer => APPLICATION_NAME,
+            Self::Queries => QUERIES_APPLICATION_NAME,
+        }
+    }
+
+    /// What is set first. A user's session is as the server, the role and the user set it.
+    fn settings(self) -> &'static str {
+        match self {
+            Self::Tracer => SESSION_SETTINGS,
+            Self::Queries => "",
+        }
+    }
+}
 
 /// How to connect, as psql's options `-h -p -U -d`; `None` is the default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -521,6 +551,7 @@ pub struct Connector {
     pgpass: Option<String>,
     warnings: Vec<String>,
     own: OwnSessions,
+    purpose: Purpose,
 }
 
 impl Connector {
@@ -551,6 +582,7 @@ impl Connector {
             pgpass,
             warnings: warning.into_iter().collect(),
             own: OwnSessions::default(),
+            purpose: Purpose::Tracer,
         })
     }
 
@@ -558,6 +590,13 @@ impl Connector {
     #[must_use]
     pub fn own_sessions(&self) -> &OwnSessions {
         &self.own
+    }
+
+    /// The same for sessions that run the user's queries: with nothing set but what the user sets (`PGOPTIONS`, or
+    /// `options` in a connection string), and not among the tracer's own.
+    #[must_use]
+    pub fn for_queries(self) -> Self {
+        Self { purpose: Purpose::Queries, own: OwnSessions::default(), ..self }
     }
 
     /// Variables that lead libpq's programs to the same server, for those that the user has not set: a command that is
@@ -655,7 +694,7 @@ impl Connector {
         let address = route.address(port);
         let _attempt = self.own.attempt();
         let mut config = Config::new();
-        config.port(port).user(user).dbname(database).application_name(APPLICATION_NAME);
+        config.port(port).user(user).dbname(database).application_name(self.purpose.application_name());
         config.connect_timeout(timeout).channel_binding(self.settings.channel_binding);
         config.ssl_mode(match encryption {
             Encryption::Plain => SslMode::Disable,
@@ -739,14 +778,16 @@ impl Connector {
 
     /// Makes sure that this is the server to trace, and that the session can do no harm.
     fn set_up(&self, client: &mut Client, address: String) -> Result<(), ConnectError> {
-        let outcome = client.batch_execute(SESSION_SETTINGS).and_then(|()| backend_pid(client));
+        let outcome = client.batch_execute(self.purpose.settings()).and_then(|()| backend_pid(client));
         let inner_pid = match outcome {
             Ok(inner_pid) => inner_pid,
             Err(error) => return Err(ConnectError::SetUp { address, detail: innermost(&error) }),
         };
         self.own.add(inner_pid);
         // For one language in pg_aios.target_desc, which the parser does not need; only a superuser may.
-        let _ = client.batch_execute("SET lc_messages = 'C'");
+        if self.purpose == Purpose::Tracer {
+            let _ = client.batch_execute("SET lc_messages = 'C'");
+        }
         if self.server.child(inner_pid).is_none() {
             return Err(ConnectError::OtherServer { address, postmaster: self.server.postmaster });
         }

@@ -155,6 +155,14 @@ pub fn of(report: &StatReport) -> Vec<Verdict> {
     findings.into_iter().take(MOST_VERDICTS).map(verdict).collect()
 }
 
+/// Adds a finding that the report alone does not tell, before all of its severity.
+pub fn add(verdicts: &mut Vec<Verdict>, another: Option<Verdict>) {
+    let Some(another) = another else { return };
+    let place = verdicts.iter().position(|verdict| verdict.severity <= another.severity);
+    verdicts.insert(place.unwrap_or(verdicts.len()), another);
+    verdicts.truncate(MOST_VERDICTS);
+}
+
 /// What rules looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
@@ -202,6 +210,18 @@ mod tests {
         let mut shared = report.clone();
         shared.devices[0].users.other_bytes = shared.devices[0].bytes / 2;
         assert_eq!(samples::rules(&shared), ["noisy-neighbour"]);
+    }
+
+    #[test]
+    fn another_finding_comes_before_those_of_its_severity_and_five_are_enough() {
+        let of = |rule, severity| Verdict { rule, severity, evidence: String::new(), advice: String::new() };
+        let mut verdicts = vec![of("a", Severity::Problem), of("b", Severity::Warn), of("c", Severity::Info)];
+        add(&mut verdicts, None);
+        add(&mut verdicts, Some(of("new", Severity::Warn)));
+        add(&mut verdicts, Some(of("last", Severity::Info)));
+        add(&mut verdicts, Some(of("first", Severity::Problem)));
+        let rules: Vec<_> = verdicts.iter().map(|verdict| verdict.rule).collect();
+        assert_eq!(rules, ["first", "a", "new", "b", "last"]);
     }
 
     #[test]

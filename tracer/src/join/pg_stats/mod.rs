@@ -12,7 +12,7 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Join, people::People};
+use super::{Join, Sampling, people::People};
 use crate::{
     capture::{
         Ending,
@@ -244,7 +244,7 @@ impl Join {
     /// Whether the first look at PostgreSQL's statistics is in, or will never be.
     #[must_use]
     pub fn has_first_look(&self) -> bool {
-        self.pg_stats.has_begun() || self.is_unsampled
+        self.pg_stats.has_begun() || self.sampling != Sampling::Expected
     }
 
     /// Compares what PostgreSQL counted with what was traced.
