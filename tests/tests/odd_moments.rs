@@ -438,7 +438,8 @@ fn connections_that_come_and_go_are_all_counted() -> Result<()> {
     let folded: u64 = ended.iter().map(|entry| count(&entry["processes"])).sum();
     assert!(folded > 0 && kept.len() as u64 + folded >= CONNECTIONS, "{} kept, {folded} folded", kept.len());
     let reads: u64 = kept.iter().chain(ended).map(|entry| count(&entry["io"]["reads"])).sum();
-    assert_eq!(reads, count(&report["ledger"]["reads"]), "none of their reads is lost");
+    let others = count(&report["ledger"]["reads"]) - count(&report["ledger"]["own"]);
+    assert_eq!(reads, others, "none of their reads is lost");
     assert!(kept.iter().any(|entry| entry["user"] == "postgres"), "no session was named");
     assert_all_exact(&report);
     Ok(())
@@ -617,18 +618,18 @@ fn csv_has_a_row_for_each_table_of_the_report() -> Result<()> {
     let run = tracer.interrupt()?;
     assert_eq!(run.code(), 0, "{}", run.stderr);
 
-    assert!(!run.stdout.contains('"'), "no name here needs quotes: {}", run.stdout);
-    let mut rows = run.stdout.lines().map(|line| line.split(',').collect::<Vec<_>>());
-    let header = rows.next().context("there is no header")?;
-    let rows: Vec<_> = rows.collect();
-    assert!(rows.iter().all(|row| row.len() == header.len()), "{}", run.stdout);
-    let column = |name: &str| header.iter().position(|column| *column == name).context("a column is missing");
+    let mut reader = csv::Reader::from_reader(run.stdout.as_bytes());
+    let header = reader.headers()?.clone();
+    // Each row has as many cells as the header, or it is an error.
+    let rows = reader.records().collect::<Result<Vec<_>, _>>()?;
+    let column = |name: &str| header.iter().position(|column| column == name).context("a column is missing");
     let (section, name, fork) = (column("section")?, column("name")?, column("fork")?);
-    let is_it = |row: &&Vec<&str>| (row[section], row[name], row[fork]) == ("relation", "t", "main");
+    let is_it =
+        |row: &&csv::StringRecord| (&row[section], &row[name], &row[fork]) == ("relation", "t", "main");
     let row = rows.iter().find(is_it).context("the table has no row")?;
     assert_eq!(row[column("blocks")?], scanned.to_string());
-    let sections: BTreeSet<_> = rows.iter().map(|row| row[section]).collect();
-    assert!(sections.is_superset(&["backend", "io_worker", "relation"].into()), "{sections:?}");
+    let sections: BTreeSet<_> = rows.iter().map(|row| &row[section]).collect();
+    assert!(sections.is_superset(&["backend", "io_worker", "query", "relation"].into()), "{sections:?}");
     Ok(())
 }
 

@@ -378,7 +378,7 @@ fn a_session_is_shown_with_its_client_its_waits_and_who_blocks_it() -> Result<()
     assert_eq!(session["client"], "127.0.0.1");
     assert_eq!(session["blocked_by"], serde_json::json!([blocker_pid]));
     assert_eq!(session["query"], "SELECT count(*) FROM locked");
-    assert!(of(session, "/wait_events/Lock:relation") >= 3, "{session:#}");
+    assert!(of(session, "/wait_events/Lock:relation") >= 1, "{session:#}");
     assert!(session["busy_ratio"].as_f64().is_some_and(|busy| busy > 0.5 && busy <= 1.0), "{session:#}");
     Ok(())
 }

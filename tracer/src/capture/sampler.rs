@@ -257,6 +257,8 @@ pub enum PgSample {
 pub struct Habits {
     /// Between two samples, unless that would cost the server more than [`MOST_SERVER_SHARE`] of a processor.
     pub interval: Duration,
+    /// Whether they may cost more than that.
+    pub is_unlimited: bool,
     /// Whether the texts of queries are asked for.
     pub query_text: bool,
     /// What they cost.
@@ -469,7 +471,7 @@ fn sample_until_lost(
         // From deadline to deadline, so that a query's own time does not lower the rate; what was missed is
         // not made up.
         let now = Instant::now();
-        due = (due + habits.interval.max(cost.shortest_interval())).max(now);
+        due = (due + habits.interval.max(cost.shortest_interval(habits.is_unlimited))).max(now);
         outbox.wait(due - now)?;
     }
 }
@@ -509,7 +511,10 @@ impl Cost {
     }
 
     /// Samples as close as this cost [`MOST_SERVER_SHARE`] of a processor.
-    fn shortest_interval(&self) -> Duration {
+    fn shortest_interval(&self, is_unlimited: bool) -> Duration {
+        if is_unlimited {
+            return Duration::ZERO;
+        }
         Duration::from_nanos(self.of_one_ns.unwrap_or(0)).mul_f64(1.0 / MOST_SERVER_SHARE)
     }
 }

@@ -60,6 +60,8 @@ pub fn run(
         connector,
         samples: options.sample_rate.map(|hertz| Habits {
             interval: Duration::from_secs(1) / hertz.get(),
+            // Where all that is known of owners comes from samples: a testing aid.
+            is_unlimited: options.attribution == Attribution::PgAios,
             query_text: options.query_text,
             spent: Arc::default(),
         }),

@@ -28,6 +28,8 @@ use crate::{
 };
 
 pub(super) fn build(mut join: Join, window: Window, attach_ms: f64, ending: &Ending) -> StatReport {
+    let own = own_reads_if_records_were_lost(&join, ending);
+    join.own_reads = own.unwrap_or(join.own_reads);
     let ledger = ledger(&join, ending);
     let known = Known::of(&join, ending);
     for (is_known, note) in [(known.requests, NO_REQUESTS), (known.waits, NO_WAITS)] {
@@ -190,6 +192,14 @@ fn ledger(join: &Join, ending: &Ending) -> Ledger {
         complete: lost == 0 && begun == accounted && counts.of(Counter::ProcessesFull) == 0,
         pg_aios: join.uses.ledger(),
     }
+}
+
+/// Reads of the tracer's own sessions, where only the kernel's counts tell all of them.
+fn own_reads_if_records_were_lost(join: &Join, ending: &Ending) -> Option<u64> {
+    let is_own = |tgid: u32| join.people.serves(join.people.current(Pid(tgid))) == Serves::Tracer;
+    let own = ending.totals.groups.iter().filter(|(key, _)| is_own(key.owner_tgid));
+    let reads = own.map(|(_, group)| group.completed + group.failed).sum();
+    (ending.totals.counts.ring_full() > 0).then_some(reads)
 }
 
 /// The kernel's counts per owner and executor are complete even when the ring was full.

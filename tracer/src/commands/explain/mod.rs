@@ -338,7 +338,12 @@ impl<'a> Explanation<'a> {
         live::Plan {
             server: self.server.clone(),
             connector: Some(self.connector.clone()),
-            samples: Some(Habits { interval: SAMPLE_INTERVAL, query_text: true, spent: Arc::default() }),
+            samples: Some(Habits {
+                interval: SAMPLE_INTERVAL,
+                is_unlimited: false,
+                query_text: true,
+                spent: Arc::default(),
+            }),
             use_handles: true,
             pg_probes: self.options.pg_probes,
             ring_bytes: RING_BYTES,
