@@ -501,7 +501,7 @@ impl Cost {
         match this_ns {
             Some(nanos) => {
                 if !std::mem::take(&mut self.is_first) {
-                    self.of_one_ns = Some(self.of_one_ns.map_or(nanos, |before| (before * 7 + nanos) / 8));
+                    self.of_one_ns = Some(self.of_one_ns.map_or(nanos, |before| before.midpoint(nanos)));
                 }
                 spent.server_ns.fetch_add(nanos, Ordering::Relaxed);
             }
@@ -532,6 +532,8 @@ fn prepare(client: &mut Client, habits: &Habits) -> Result<(ServerFacts, Questio
     } else {
         ACTIVITY.to_owned()
     };
+    // Else the server plans it anew the first five times, which takes longer than to answer.
+    client.batch_execute("SET plan_cache_mode = force_generic_plan")?;
     let types = [Type::TIMESTAMPTZ, Type::INT4];
     let statement = client.prepare_typed(&query, &types)?;
     Ok((facts, Question::new(statement, if habits.query_text { QUERY_CHARS } else { 0 })))

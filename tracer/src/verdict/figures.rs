@@ -1,10 +1,7 @@
 //! Figures that several rules look at, and whether they are known.
 
 use super::{FEWEST_READS, Known, NotKnown, Scope};
-use crate::{
-    model::{Backend, BySource, Device, Dist, IoSummary, StatReport},
-    server::connect::APPLICATION_NAME,
-};
+use crate::model::{Backend, BySource, Device, Dist, IoSummary, StatReport};
 
 /// The stages must make up that much of the reads' time, else it is not known where it went: of what a tenth holds, no
 /// rule could be turned round.
@@ -57,11 +54,9 @@ impl<'a> Figures<'a> {
         self.report.window.duration_s * 1e6
     }
 
-    /// Backends that read, but for the tracer's own.
+    /// Backends that read.
     pub fn sessions(&self) -> impl Iterator<Item = &'a Backend> {
-        self.report.backends.iter().filter(|backend| {
-            backend.io.reads > 0 && backend.application_name.as_deref() != Some(APPLICATION_NAME)
-        })
+        self.report.backends.iter().filter(|backend| backend.io.reads > 0)
     }
 
     /// A setting that is a plain number.

@@ -77,14 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_session_counts_and_not_the_tracers() {
+    fn the_busiest_session_counts() {
         let mut report = within(20.0);
         let mut busy = report.backends[0].clone();
         busy.io.exposed_us = Some(5e6);
         report.backends.push(busy);
         assert!(!has(&report, RULE));
-        report.backends[1].application_name = Some(crate::server::connect::APPLICATION_NAME.to_owned());
-        assert!(has(&report, RULE));
     }
 
     #[test]

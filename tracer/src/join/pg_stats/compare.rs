@@ -10,7 +10,6 @@ use pgiotrace_ebpf::Counter;
 use super::{
     Compared, Key, Object, OwnerReads, PgStats, Sum, Sums,
     deltas::{self, WasReset, by, context, measured_ms, since},
-    is_own,
     reasons::{self, Situation},
 };
 use crate::{
@@ -26,7 +25,7 @@ use crate::{
         BlocksDifference, ClaimedBlocks, ClaimedReads, PgStatBackendIo, PgStatBackendIoRow, PgStatDatabase,
         PgStatDatabaseRow, PgStatIo, PgStatIoRow, ReadsDifference, aggregate::Incarnation,
     },
-    server::{InnerPid, Pid},
+    server::{InnerPid, Pid, own_sessions::Serves},
 };
 
 /// Types of backends in `pg_stat_io` (`GetBackendTypeDesc`, `src/backend/utils/init/miscinit.c`). What `pg_stat_activity` calls
@@ -120,7 +119,7 @@ impl<'a> Seen<'a> {
         let at_work_before = sessions(before).any(|session| {
             // A process that serves nobody has no state; a hidden one has no start either.
             let may_serve = session.state.is_some() || session.started.is_none();
-            may_serve && !is_own(session.application_name.as_deref()) && may_keep_back(session)
+            may_serve && !serves_tracer(people, session.pid) && may_keep_back(session)
         });
         let own = owners.iter().filter(|owner| owner.is_own);
         let own_bytes = own.map(|owner| owner.traced_bytes).sum();
@@ -375,11 +374,9 @@ fn owner(
         let rows = statistics.backends.iter().flatten();
         rows.clone().find(|row| Some(row.pid) == inner).map(|row| row.backend_type.clone())
     };
-    let activity = person.and_then(|person| person.activity.as_ref());
     let kind = person.and_then(Person::backend_type);
     let session = sessions(after).find(|session| Some(session.pid) == inner);
-    let name = activity.and_then(|row| row.application_name.as_deref());
-    let is_own = is_own(name.or_else(|| session.and_then(|session| session.application_name.as_deref())));
+    let is_own = people.serves(who) == Serves::Tracer;
     let sums = if is_own { own_sums(before, after, inner, reads) } else { reads.sums(|_| true) };
     Owner {
         inner: inner.filter(|_| session.is_some()),
@@ -450,5 +447,11 @@ fn backends<'a>(
             may_keep_back: session.is_some_and(|session| may_keep_back(session)),
         }
     };
-    after.backends.iter().flatten().map(backend).collect()
+    let others = after.backends.iter().flatten().filter(|row| !serves_tracer(people, row.pid));
+    others.map(backend).collect()
+}
+
+/// Whether a process serves the tracer itself.
+fn serves_tracer(people: &People, process: InnerPid) -> bool {
+    people.outer(process).is_some_and(|pid| people.serves(people.current(pid)) == Serves::Tracer)
 }

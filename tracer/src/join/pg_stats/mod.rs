@@ -23,7 +23,6 @@ use crate::{
         aggregate::Incarnation,
         io::{Io, Subject},
     },
-    server::connect::APPLICATION_NAME,
 };
 
 /// Reads of an owner that are kept one by one, so that those of the tracer's own sessions can be told apart by when they were counted:
@@ -265,9 +264,4 @@ impl Join {
         let seen = compare::Seen::new(self, &stats, before, after, ending);
         compare::compare(&seen)
     }
-}
-
-/// Whether a session is the tracer's.
-fn is_own(application_name: Option<&str>) -> bool {
-    application_name == Some(APPLICATION_NAME)
 }

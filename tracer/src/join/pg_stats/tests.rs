@@ -38,18 +38,15 @@ fn inner(pid: Pid) -> InnerPid {
 fn join() -> Join {
     let mut join = Join::new(Server::example(), Filter::default(), true);
     join.take(Event::Sample(PgSample::Facts(Box::new(ServerFacts::example()))));
-    for (pid, title, name) in [
-        (BACKEND, "postgres: alice shop [local] SELECT", "psql"),
-        (OWN, "postgres: alice shop [local] SELECT", APPLICATION_NAME),
-    ] {
+    let title = "postgres: alice shop [local] SELECT";
+    for (pid, serves) in [(BACKEND, Serves::Others), (OWN, Serves::Tracer)] {
         let process = ProcessInfo { pid, inner_pid: inner(pid), title: title.to_owned() };
-        join.take(Event::Process(process, Serves::Others));
+        join.take(Event::Process(process, serves));
         join.people.name(ActivityRow {
             backend_type: Some("client backend".to_owned()),
             database_oid: Some(DATABASE),
             database: Some("shop".to_owned()),
             user: Some("alice".to_owned()),
-            application_name: Some(name.to_owned()),
             ..ActivityRow::of(inner(pid))
         });
     }
