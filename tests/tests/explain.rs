@@ -5,11 +5,12 @@ use std::{
     fs,
     sync::atomic::{AtomicBool, Ordering},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use pgiotrace_tests::{
-    Cluster, Finished, PgInstall, Tracer,
+    Cluster, Finished, Latency, PgInstall, SlowDisk, Tracer,
     ledger::{complaints, report_of},
     scan::{self, list, notes},
     tracer_binary, wait_until,
@@ -531,6 +532,41 @@ fn ctrl_c_cancels_the_query_and_leaves_no_session() -> Result<()> {
         wait_until("the sessions are gone", || sessions(&mut client).is_ok_and(|sessions| sessions == 0))?;
     }
     assert_eq!(state(&mut client)?.1, 5050);
+    Ok(())
+}
+
+/// What io_uring does inside a submission, EXPLAIN does not time: here it waits for a free block request, as the kernel reads ahead.
+#[test]
+fn explain_misleads_where_submissions_block_and_does_not_where_every_read_is_waited_for() -> Result<()> {
+    let disk = SlowDisk::builder().size(256 << 20).start()?;
+    let mut cluster = Cluster::builder(PgInstall::v18()?)
+        .shared_buffers("16MB")
+        .setting("max_connections", "20")
+        .setting("max_parallel_workers_per_gather", "0")
+        .slow_disk(&disk)
+        .start()?;
+    let mut client = cluster.connect("postgres")?;
+    scan::use_disk(&mut client, &disk)?;
+    scan::create_table(&mut client, "slow", 48)?;
+    drop(client);
+    for (method, requests, misleads) in [("io_uring", "4", true), ("sync", "64", false)] {
+        cluster.restart(&[("io_method", method), ("debug_io_direct", if misleads { "" } else { "data" })])?;
+        disk.limit_requests(requests)?;
+        disk.set_latency(Latency::Constant(Duration::from_millis(5)));
+        let run = explain(&cluster)
+            .args(["--format", "json", "--cold", "--yes"])
+            .arg("SELECT count(filler) FROM slow")
+            .finish()?;
+        disk.set_latency(Latency::NONE);
+        let report = report_of(&run)?;
+        let verdicts: Vec<_> =
+            list(&report, "verdicts").iter().filter_map(|verdict| verdict["rule"].as_str()).collect();
+        println!(
+            "{method}: EXPLAIN claims {} ms, exposed {} us: {verdicts:?}",
+            report["claimed"]["io_read_time_ms"], report["measured"]["exposed_us"]
+        );
+        assert_eq!(verdicts.contains(&"explain-misleads"), misleads, "{:#}", report["verdicts"]);
+    }
     Ok(())
 }
 

@@ -155,6 +155,61 @@ fn named(cluster: &Cluster, name: &str) -> Result<Client> {
     Ok(client)
 }
 
+/// Where several statements come in one message, all began at the same moment.
+#[test]
+fn statements_of_one_message_keep_their_reads_apart() -> Result<()> {
+    for method in ["sync", "worker"] {
+        let cluster = server(PgInstall::v18()?, method)?;
+        let mut client = cluster.connect("postgres")?;
+        for table in ["first", "second"] {
+            create_table(&mut client, table, 8)?;
+        }
+        client.batch_execute("SET max_parallel_workers_per_gather = 0")?;
+        cluster.drop_caches()?;
+        let tracer = Tracer::stat(&cluster).args(["--relation", "first", "--relation", "second"]).start()?;
+        client.simple_query("SELECT count(id) FROM first; SELECT max(id) FROM second")?;
+        let report = report_of(&tracer.interrupt()?)?;
+        complain_of_nothing(&report);
+        let certain: Vec<_> = list(&report, "queries").iter().map(|row| of(row, "/certain")).collect();
+        println!("{method}: certain reads of each query: {certain:?} of {}", of(&report, "/filter/reads"));
+        assert!(certain.iter().filter(|certain| **certain > 0).count() >= 2, "{:#}", report["queries"]);
+        let first = scan::relation(&report, "first")?["io"]["reads"].as_u64().unwrap_or_default();
+        let second = scan::relation(&report, "second")?["io"]["reads"].as_u64().unwrap_or_default();
+        assert!(
+            certain.iter().all(|certain| *certain <= first.max(second)),
+            "{certain:?}: {first}, {second}"
+        );
+    }
+    Ok(())
+}
+
+/// A backend's entry still has what its predecessor executed, until it is its own: in 15 and 17 that is after it has read catalogs.
+#[test]
+fn what_a_session_reads_as_it_starts_is_of_no_query() -> Result<()> {
+    for install in [PgInstall::v15()?, PgInstall::v17()?, PgInstall::v18()?] {
+        let major = install.major();
+        let cluster = server(install, "")?;
+        cluster.pgbench_init(1)?;
+        cluster.drop_caches()?;
+        let tracer = Tracer::stat(&cluster).start()?;
+        for _ in 0..20 {
+            let mut client = cluster.connect("postgres")?;
+            client.simple_query("SELECT 1 AS nothing")?;
+        }
+        let report = report_of(&tracer.interrupt()?)?;
+        let reads = |text: &str| queries(&report, text).iter().map(|row| of(row, "/io/reads")).sum::<u64>();
+        let none = of(&report, "/query_certainty/none");
+        println!(
+            "PostgreSQL {major}: {none} reads of no query, {} of a query that reads nothing",
+            reads("SELECT 1")
+        );
+        assert!(none >= 20, "{:#}", report["query_certainty"]);
+        // What is parsed and planned reads a catalog now and then; to start takes many times as much.
+        assert!(reads("SELECT 1") * 4 < none, "{:#}", report["queries"]);
+    }
+    Ok(())
+}
+
 #[test]
 fn the_filter_by_query_lets_that_query_pass_and_no_other() -> Result<()> {
     let cluster = server(PgInstall::v18()?, "worker")?;

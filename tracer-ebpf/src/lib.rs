@@ -188,6 +188,8 @@ pub struct Execution {
 /// Layout of what a process says of itself, `struct PgBackendStatus` (`src/include/utils/backend_status.h`), on 64-bit
 /// machines: the same in PostgreSQL 14 to 19.
 pub mod status {
+    /// `st_procpid`, i32: 0 until the entry is the process's (`pgstat_bestart`), whoever had it before.
+    pub const PROCESS: u64 = 4;
     /// `st_activity_start_timestamp`, a `TimestampTz`.
     pub const ACTIVITY_START: u64 = 32;
     /// `st_query_id`, 64 bits.

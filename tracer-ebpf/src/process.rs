@@ -117,6 +117,10 @@ pub fn execution(process: *mut Process, cluster: &Cluster) -> Option<Execution> 
         // SAFETY: as above.
         unsafe { (*process).status = at };
     }
+    if user::<i32>(at + status::PROCESS)? == 0 {
+        // It starts, and what stands there is of the process that had the entry before.
+        return Some(Execution::default());
+    }
     Some(Execution { started_us: user(at + status::ACTIVITY_START)?, query_id: user(at + status::QUERY_ID)? })
 }
 
@@ -129,7 +133,7 @@ pub fn describe_execution(begun: &mut Begun, process: *mut Process, cluster: &Cl
     }
 }
 
-/// Reads eight bytes of the current process's memory.
+/// Reads a value from the current process's memory.
 #[inline(always)]
 fn user<T>(address: u64) -> Option<T> {
     // SAFETY: the helper checks the address itself.

@@ -57,6 +57,10 @@ impl Describer {
             Record::Joined(_) => {}
             Record::Left(pid) => {
                 self.described.remove(&pid);
+                // As long as it is open whom somebody serves, those that have ended count, too.
+                if !self.is_undecided {
+                    self.own.forget(pid);
+                }
                 sink(Event::Left(pid));
                 return true;
             }

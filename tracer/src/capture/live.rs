@@ -432,9 +432,16 @@ fn attach_probes(kernel: &mut Kernel, server: &Server, points: &ProbePoints) -> 
 
 /// How the server's clock, which is that of the system, stands to the kernel's.
 fn clock() -> Event {
-    let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let read = || {
+        let before_ns = monotonic_ns();
+        let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        (monotonic_ns() - before_ns, before_ns, wall)
+    };
+    // The closest pair of readings: this thread may lose its processor in between.
+    let pairs = [read(), read(), read()];
+    let (_, at_ns, wall) = pairs.into_iter().min_by_key(|(between_ns, ..)| *between_ns).unwrap_or_else(read);
     let wall_us = (wall.tv_sec - SERVER_EPOCH_UNIX_S) * 1_000_000 + wall.tv_nsec / 1_000;
-    Event::Clock { zero_us: wall_us - i64::try_from(monotonic_ns() / 1_000).unwrap_or(i64::MAX) }
+    Event::Clock { zero_us: wall_us - i64::try_from(at_ns / 1_000).unwrap_or(i64::MAX) }
 }
 
 fn missing_program((program, refusal): &(&'static Program, Refusal)) -> String {

@@ -439,10 +439,12 @@ fn sample_until_lost(
     let mut statements = habits.query_text.then(|| Statements::prepare(client, QUERY_CHARS)).flatten();
     let mut due = Instant::now();
     loop {
+        cost.begin();
         let Sample { taken, listed, activity, aios } = match question.ask(client) {
             Ok(sample) => sample,
             Err(error) => return Ok(error),
         };
+        cost.sampled(&habits.spent);
         outbox.back()?;
         let is_first = introduction.is_some();
         if let Some((facts, missing_rights)) = introduction.take() {
@@ -461,7 +463,6 @@ fn sample_until_lost(
         if has_aios {
             outbox.send(PgSample::Aios { taken, rows: aios })?;
         }
-        cost.sampled(&habits.spent);
         if is_first {
             match observer.first_look(client) {
                 Ok(statistics) => outbox.send(PgSample::Statistics(Box::new(statistics)))?,
@@ -491,6 +492,11 @@ impl Cost {
         let process = process.and_then(|pid| Process::new(i32::try_from(pid.0).ok()?).ok());
         let before_ns = process.as_ref().and_then(cpu_ns);
         Self { process, before_ns, of_one_ns: None, is_first: true }
+    }
+
+    /// A sample is about to be taken: what came before is not its cost.
+    fn begin(&mut self) {
+        self.before_ns = self.process.as_ref().and_then(cpu_ns);
     }
 
     /// Another sample was taken.

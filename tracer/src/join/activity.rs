@@ -26,7 +26,6 @@ pub(super) struct Activity {
 }
 
 pub(super) fn of(join: &mut Join, known: Known) -> Activity {
-    let counted = executions(join);
     // A parallel worker's reads go to its leader's query, which must still be there.
     let mut processes = join.executions.processes();
     processes.sort_by_key(|process| join.people.get(*process).and_then(Person::leader).is_none());
@@ -38,7 +37,7 @@ pub(super) fn of(join: &mut Join, known: Known) -> Activity {
     Activity {
         certainty: certainty(join),
         queries,
-        sessions: (join.sampling != Sampling::Never).then(|| sessions(join, &counted)),
+        sessions: (join.sampling != Sampling::Never).then(|| sessions(join)),
         waits,
     }
 }
@@ -47,12 +46,16 @@ fn certainty(join: &Join) -> QueryCertainty {
     let mut sum = QueryCertainty::default();
     for (key, totals) in &join.queries.totals {
         let reads = totals.reads.io.reads;
-        sum.certain += totals.reads.certain;
-        sum.probable += totals.reads.probable;
-        let rest = reads - totals.reads.certain - totals.reads.probable;
+        let (certain, probable) = (totals.reads.certain, totals.reads.probable);
         match key {
-            QueryKey::NoQuery(_) => sum.none += rest,
-            _ => sum.unknown += rest,
+            // However sure it is which execution it was: nobody knows of which query.
+            QueryKey::Unknown => sum.unknown += reads,
+            QueryKey::NoQuery(_) => sum.none += reads,
+            QueryKey::Id(_) | QueryKey::Text(_) => {
+                sum.certain += certain;
+                sum.probable += probable;
+                sum.unknown += reads - certain - probable;
+            }
         }
     }
     let of_owners: u64 = join.queries.totals.values().map(|totals| totals.reads.io.reads).sum();
@@ -72,6 +75,7 @@ fn queries(join: &Join, known: Known) -> Vec<Query> {
             io.hidden_us = Some(growth.reading_ns.saturating_sub(growth.exposed_ns) as f64 / 1e3);
         }
         let text = join.queries.text(key).or_else(|| totals.text.clone());
+        let is_known = matches!(key, QueryKey::Id(_) | QueryKey::Text(_));
         Query {
             kind: match key {
                 QueryKey::Id(_) | QueryKey::Text(_) => QueryKind::Query,
@@ -86,28 +90,23 @@ fn queries(join: &Join, known: Known) -> Vec<Query> {
             database: totals.database.clone(),
             backend_type: totals.backend_type.clone(),
             executions: totals.executions,
-            certain: totals.reads.certain,
-            probable: totals.reads.probable,
+            certain: if is_known { totals.reads.certain } else { 0 },
+            probable: if is_known { totals.reads.probable } else { 0 },
             io,
         }
     };
     all.into_iter().map(entry).collect()
 }
 
-/// How many executions each sampled process was seen to begin.
-fn executions(join: &Join) -> Vec<(Incarnation, u64)> {
-    join.sessions.0.keys().map(|process| (*process, join.executions.count(*process))).collect()
-}
-
-fn sessions(join: &Join, executions: &[(Incarnation, u64)]) -> Vec<Session> {
-    let mut all: Vec<_> = join.sessions.0.iter().filter(|(_, sum)| sum.active > 0).collect();
+fn sessions(join: &Join) -> Vec<Session> {
+    let sessions =
+        join.sessions.0.iter().filter(|(process, sum)| sum.active > 0 && join.shows_process(**process));
+    let mut all: Vec<_> = sessions.collect();
     all.sort_by_key(|(process, sum)| (Reverse(sum.active), **process));
-    let executed =
-        |process| executions.iter().find(|(known, _)| *known == process).map_or(0, |(_, count)| *count);
-    all.into_iter().map(|(process, sum)| session(join, *process, sum, executed(*process))).collect()
+    all.into_iter().map(|(process, sum)| session(join, *process, sum)).collect()
 }
 
-fn session(join: &Join, process: Incarnation, sum: &SessionSum, executions: u64) -> Session {
+fn session(join: &Join, process: Incarnation, sum: &SessionSum) -> Session {
     let row = join.people.get(process).and_then(|person| person.activity.as_ref());
     let (query_id, query) = sum.query();
     Session {
@@ -119,7 +118,7 @@ fn session(join: &Join, process: Incarnation, sum: &SessionSum, executions: u64)
         application_name: row.and_then(|row| row.application_name.clone()),
         samples: sum.samples,
         busy_ratio: sum.active as f64 / sum.samples.max(1) as f64,
-        executions,
+        executions: sum.executions,
         query_id: query_id.map(|query_id| query_id.to_string()),
         query: text_of(join, query_id, query),
         wait_events: sum.wait_events.clone(),
@@ -128,7 +127,8 @@ fn session(join: &Join, process: Incarnation, sum: &SessionSum, executions: u64)
 }
 
 fn waits(join: &mut Join) -> Vec<Wait> {
-    let mut all: Vec<(WaitKey, WaitCounts)> = join.waits.finish().into_iter().collect();
+    let counted = join.waits.finish().into_iter();
+    let mut all: Vec<(WaitKey, WaitCounts)> = counted.filter(|(key, _)| join.shows_wait(key)).collect();
     all.sort_by(|(left_key, left), (right_key, right)| {
         right.samples.cmp(&left.samples).then_with(|| left_key.cmp(right_key))
     });

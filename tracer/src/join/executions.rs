@@ -35,6 +35,16 @@ pub(super) struct Run {
 }
 
 impl Run {
+    fn key(&self) -> (i64, Option<i64>) {
+        (self.started_us, self.query_id)
+    }
+
+    /// Whether it may be this one: statements of one message begin at the same moment, and differ by their identifiers.
+    fn is(&self, started_us: i64, query_id: Option<i64>) -> bool {
+        let is_other = query_id.is_some() && self.query_id.is_some() && query_id != self.query_id;
+        self.started_us == started_us && !is_other
+    }
+
     fn new(started_us: i64) -> Self {
         Self { started_us, query_id: None, text: None, seen_ns: 0, reads: QueryReads::default() }
     }
@@ -84,15 +94,23 @@ struct Process {
 }
 
 impl Process {
-    fn run_mut(&mut self, started_us: i64) -> Option<&mut Run> {
-        self.runs.iter_mut().rev().find(|run| run.started_us == started_us)
+    fn run(&self, started_us: i64, query_id: Option<i64>) -> Option<&Run> {
+        self.runs.iter().rev().find(|run| run.is(started_us, query_id))
+    }
+
+    fn run_mut(&mut self, started_us: i64, query_id: Option<i64>) -> Option<&mut Run> {
+        self.runs.iter_mut().rev().find(|run| run.is(started_us, query_id))
     }
 
     /// The pending reads that a sighting settles: all that began before it. `since_ns`: when the execution began, by the kernel's clock.
-    fn settle(&mut self, at_ns: u64, started_us: i64, since_ns: Option<u64>) -> Vec<Io> {
-        let known = self.runs.iter().rev().find(|run| run.started_us < started_us);
-        let before = known.map(|run| run.started_us);
-        let seen_before_ns = self.run(started_us).map(|run| run.seen_ns).filter(|seen| *seen > 0);
+    fn settle(&mut self, seen: &Seen, since_ns: Option<u64>) -> Vec<Io> {
+        let Seen { at_ns, started_us, query_id, .. } = *seen;
+        let known = self.run(started_us, query_id);
+        // Another statement of the same message began at the same moment, and nobody knows when this one did.
+        let is_alone =
+            self.runs.iter().all(|run| run.started_us != started_us || run.is(started_us, query_id));
+        let seen_before_ns = known.map(|run| run.seen_ns).filter(|seen| *seen > 0);
+        let before = self.runs.iter().rev().find(|run| !run.is(started_us, query_id)).map(Run::key);
         let mut settled = Vec::new();
         for mut io in std::mem::take(&mut self.pending) {
             let begin = io.timing.execution_start_ns();
@@ -100,10 +118,10 @@ impl Process {
                 self.pending.push_back(io);
                 continue;
             }
-            let is_of_it = since_ns.is_some_and(|start| start <= begin)
+            let is_of_it = (is_alone && since_ns.is_some_and(|start| start <= begin))
                 || seen_before_ns.is_some_and(|seen| seen <= begin);
             io.query = if is_of_it {
-                QueryOf { started_us, certainty: Certainty::Certain }
+                QueryOf { started_us, query_id, certainty: Certainty::Certain }
             } else {
                 QueryOf::probably(before)
             };
@@ -112,20 +130,25 @@ impl Process {
         settled
     }
 
-    fn run(&self, started_us: i64) -> Option<&Run> {
-        self.runs.iter().rev().find(|run| run.started_us == started_us)
+    /// Executions that read nothing are remembered for samples that come late, and no longer.
+    fn forget_what_read_nothing(&mut self) {
+        while self.runs.len() > 2 * KEPT
+            && let Some(place) = self.runs.iter().position(|run| run.reads.io.reads == 0)
+        {
+            self.runs.remove(place);
+        }
     }
 
     /// Settles a pending read with what is known: the execution that was seen last.
     fn give_up_oldest(&mut self) -> Option<Io> {
         let mut io = self.pending.pop_front()?;
-        io.query = QueryOf::probably(self.runs.back().map(|run| run.started_us));
+        io.query = QueryOf::probably(self.runs.back().map(Run::key));
         Some(io)
     }
 }
 
 /// What a process is seen to execute.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Seen<'a> {
     /// When, `CLOCK_MONOTONIC` nanoseconds.
     pub at_ns: u64,
@@ -166,7 +189,12 @@ impl Executions {
                 // Until its end its owner did nothing else.
                 let at_ns = io.timing.execution_end_ns();
                 let mut settled = self.see(owner, Seen { at_ns, started_us, query_id, text: None });
-                io.query = QueryOf { started_us, certainty: Certainty::Certain };
+                let run = self.processes.get(&owner).and_then(|process| process.run(started_us, query_id));
+                // Between two statements of one message the identifier is unknown: it may be either's.
+                let is_between = query_id.is_none() && run.is_some_and(|run| run.query_id.is_some());
+                let certainty = if is_between { Certainty::Probable } else { Certainty::Certain };
+                let query_id = query_id.or_else(|| run.and_then(|run| run.query_id));
+                io.query = QueryOf { started_us, query_id, certainty };
                 settled.push(io);
                 settled
             }
@@ -186,15 +214,16 @@ impl Executions {
         let since_ns =
             self.zero_us.and_then(|zero| u64::try_from(started_us - zero).ok()).map(|us| us * 1000);
         let process = self.processes.entry(process).or_default();
-        let newest = process.runs.back().map(|run| run.started_us);
+        let newest = process.runs.back();
         // A sample may come after what began later; it settles nothing, but names what it shows.
-        let is_current = newest.is_none_or(|newest| newest <= started_us);
-        let settled = if is_current { process.settle(at_ns, started_us, since_ns) } else { Vec::new() };
-        if newest.is_none_or(|newest| newest < started_us) {
+        let is_current = newest.is_none_or(|newest| newest.started_us <= started_us);
+        let settled = if is_current { process.settle(&seen, since_ns) } else { Vec::new() };
+        if is_current && process.run(started_us, query_id).is_none() {
             process.runs.push_back(Run::new(started_us));
             process.executions += 1;
+            process.forget_what_read_nothing();
         }
-        if let Some(run) = process.run_mut(started_us) {
+        if let Some(run) = process.run_mut(started_us, query_id) {
             run.seen_ns = run.seen_ns.max(at_ns);
             run.query_id = query_id.or(run.query_id);
             run.text = text.cloned().or_else(|| run.text.take());
@@ -202,22 +231,37 @@ impl Executions {
         settled
     }
 
-    /// Books a settled read. Returns an execution that is kept no longer.
+    /// Books a settled read. Returns an execution that is kept no longer, or of which only this read is left.
     pub fn add(&mut self, owner: Incarnation, io: &Io) -> Option<Run> {
         let process = self.processes.entry(owner).or_default();
-        match process.run_mut(io.query.started_us) {
-            Some(run) if io.query.certainty != Certainty::Unknown => run.reads.add(io),
-            _ if io.sighting == Sighting::NoQuery => process.no_query.add(io),
-            _ => process.unknown.add(io),
+        let QueryOf { started_us, query_id, certainty } = io.query;
+        if certainty == Certainty::Unknown {
+            let others =
+                if io.sighting == Sighting::NoQuery { &mut process.no_query } else { &mut process.unknown };
+            others.add(io);
+            return None;
         }
+        let Some(run) = process.run_mut(started_us, query_id) else {
+            // It was told long after its execution, because it was not known whether it counts.
+            let mut run = Run { query_id, ..Run::new(started_us) };
+            run.reads.add(io);
+            return Some(run);
+        };
+        run.reads.add(io);
         (process.runs.len() > KEPT).then(|| process.runs.pop_front()).flatten()
     }
 
-    /// Adds how much of its reading a process waited for, to what it executes.
-    pub fn add_exposure(&mut self, process: Incarnation, growth: ExposureGrowth) {
+    /// Adds how much of its reading a process waited for, to what it executed then.
+    pub fn add_exposure(&mut self, process: Incarnation, query: QueryOf, growth: ExposureGrowth) {
+        if growth == ExposureGrowth::default() {
+            return;
+        }
         let Some(process) = self.processes.get_mut(&process) else { return };
-        let reads = process.runs.back_mut().map_or(&mut process.no_query, |run| &mut run.reads);
-        reads.exposure.add(growth);
+        if let Some(run) = process.run_mut(query.started_us, query.query_id) {
+            run.reads.exposure.add(growth);
+        } else {
+            process.no_query.exposure.add(growth);
+        }
     }
 
     /// Whether a read's query is one of these; `None` while its identifier is not known.
@@ -225,8 +269,9 @@ impl Executions {
         if io.query.certainty == Certainty::Unknown {
             return Some(false);
         }
-        let run = self.processes.get(&owner)?.run(io.query.started_us)?;
-        Some(query_ids.contains(&run.query_id?))
+        let QueryOf { started_us, query_id, .. } = io.query;
+        let known = || self.processes.get(&owner)?.run(started_us, query_id)?.query_id;
+        Some(query_ids.contains(&query_id.or_else(known)?))
     }
 
     /// Settles all pending reads of a process, which has ended or whose trace ends.
@@ -330,6 +375,51 @@ mod tests {
         // Began after that; the next execution began even later.
         assert_eq!(queries(&executions.see(OWNER, seen(70, 60))), [(5, Certainty::Probable)]);
         assert!(executions.give_up(OWNER).is_empty());
+    }
+
+    #[test]
+    fn statements_of_one_message_are_told_apart_by_their_identifiers() {
+        let mut executions = executions();
+        let own = |query_id| Sighting::Query { started_us: 5, query_id };
+        for (query_id, certainty) in [
+            (None, Certainty::Certain),
+            (Some(1), Certainty::Certain),
+            // Parsed, and not known yet.
+            (None, Certainty::Probable),
+            (Some(2), Certainty::Certain),
+        ] {
+            for io in executions.read(OWNER, io(10, 20, own(query_id))) {
+                assert_eq!(io.query.certainty, certainty, "{query_id:?}");
+                assert!(executions.add(OWNER, &io).is_none());
+            }
+        }
+        // Which of the two an io worker's read is of, the moment of their start does not tell.
+        executions.read(OWNER, io(12, 20, Sighting::None));
+        let settled = executions.see(OWNER, Seen { query_id: Some(2), ..seen(18, 5) });
+        assert_eq!(queries(&settled), [(5, Certainty::Probable)]);
+        let runs = executions.end(OWNER, None).runs;
+        let reads: Vec<_> = runs.iter().map(|run| (run.query_id, run.reads.io.reads)).collect();
+        assert_eq!(reads, [(Some(1), 3), (Some(2), 1)]);
+    }
+
+    #[test]
+    fn executions_that_read_nothing_are_forgotten() {
+        let mut executions = executions();
+        for started_us in 1..10_000 {
+            executions.see(OWNER, seen(20_000, started_us));
+        }
+        assert!(executions.end(OWNER, None).runs.len() <= 2 * KEPT);
+    }
+
+    #[test]
+    fn a_read_that_is_told_after_its_execution_was_forgotten_is_still_of_its_query() {
+        let mut executions = executions();
+        let late = executions.read(OWNER, io(10, 20, Sighting::Query { started_us: 5, query_id: Some(7) }));
+        for started_us in 6..100 {
+            executions.see(OWNER, seen(1_000, started_us));
+        }
+        let run = executions.add(OWNER, &late[0]).expect("it is given away at once");
+        assert_eq!((run.query_id, run.reads.certain), (Some(7), 1));
     }
 
     #[test]

@@ -1,10 +1,35 @@
 //! Which reads the user asked for.
 
-use super::{Name, people::Person};
+use super::{Join, Name, people::Person, waits::WaitKey};
 use crate::{
     cli::Filter,
-    model::io::{Io, Subject},
+    model::{
+        aggregate::Incarnation,
+        io::{Io, Subject},
+    },
 };
+
+impl Join {
+    /// Whether the filter lets a process be shown, as far as it is about processes.
+    pub(super) fn shows_process(&self, process: Incarnation) -> bool {
+        let person = self.people.get(process);
+        let row = person.and_then(|person| person.activity.as_ref());
+        let is_among = |wanted: &[String], found: Option<&String>| {
+            wanted.is_empty() || found.is_some_and(|found| wanted.contains(found))
+        };
+        let Filter { pids, databases, users, .. } = &self.filter;
+        (pids.is_empty() || pids.contains(&process.pid.0))
+            && is_among(databases, row.and_then(|row| row.database.as_ref()))
+            && is_among(users, row.and_then(|row| row.user.as_ref()))
+    }
+
+    /// Whether the filter lets a wait be shown, as far as it is about processes and queries.
+    pub(super) fn shows_wait(&self, key: &WaitKey) -> bool {
+        let wanted = &self.filter.query_ids;
+        self.shows_process(key.process)
+            && (wanted.is_empty() || key.query_id.is_some_and(|query_id| wanted.contains(&query_id)))
+    }
+}
 
 impl Filter {
     /// Whether a read passes; `None` while that depends on a name that is not known yet.

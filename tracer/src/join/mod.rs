@@ -37,7 +37,7 @@ use crate::{
     model::{
         StatReport, Window,
         aggregate::{Aggregate, FidelityCounts, Incarnation},
-        io::{Io, Subject, Timing},
+        io::{Io, QueryOf, Subject, Timing},
     },
     server::{Pid, aio::FIRST_AIO_MAJOR, discover::Server, facts::ServerFacts, own_sessions::Serves},
 };
@@ -231,13 +231,13 @@ impl Join {
         // Before: a wait counts for the reads that are known.
         self.book_woken(owner, wait);
         let Execution { started_us, query_id } = wait.execution;
+        let query_id = (query_id != 0).then_some(query_id);
         if started_us != 0 {
-            let query_id = (query_id != 0).then_some(query_id);
             self.see(owner, Seen { at_ns: wait.end_ns, started_us, query_id, text: None });
         }
         self.waits.wait(wait);
         let growth = self.exposures.entry(owner).wait(wait);
-        self.executions.add_exposure(owner, growth);
+        self.executions.add_exposure(owner, QueryOf { started_us, query_id, ..QueryOf::default() }, growth);
     }
 
     /// A process is seen to execute something.

@@ -121,6 +121,9 @@ impl Join {
 
     /// A process has ended, or the trace: adds all that it executed.
     pub(super) fn fold_executions(&mut self, process: Incarnation) {
+        if let Some(sum) = self.sessions.0.get_mut(&process) {
+            sum.executions = self.executions.count(process);
+        }
         let leader = self.people.get(process).and_then(super::people::Person::leader);
         let leader = leader.and_then(|leader| self.people.outer(leader)).map(|pid| self.people.current(pid));
         let EndedProcess { runs, no_query, unknown } = self.executions.end(process, leader);

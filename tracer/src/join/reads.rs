@@ -286,7 +286,7 @@ impl Join {
         if let Some(run) = self.executions.add(owner, io) {
             self.fold_run(owner, run);
         }
-        self.executions.add_exposure(owner, growth);
+        self.executions.add_exposure(owner, io.query, growth);
     }
 
     /// Whom a read's owner serves.

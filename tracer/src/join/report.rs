@@ -364,7 +364,7 @@ fn relations(join: &Join, known: Known, ending: &Ending) -> Vec<Relation> {
     let relation = |(subject, totals)| {
         let mut relation = relation(join, subject, known.summary(totals));
         // None is known of it only where all came from the page cache.
-        let is_cached = relation.io.by_source.is_some_and(|by| by.device + by.mixed == 0);
+        let is_cached = relation.io.by_source.is_some_and(|by| by.device + by.mixed + by.unknown == 0);
         let found = devices.as_mut().map(|devices| devices.remove(subject));
         relation.devices = found.and_then(|found| found.or_else(|| is_cached.then(Vec::new)));
         relation

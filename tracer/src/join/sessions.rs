@@ -27,6 +27,8 @@ type Label = (Option<i64>, Option<Arc<str>>);
 pub(super) struct SessionSum {
     pub samples: u64,
     pub active: u64,
+    /// Executions that were seen, in samples or by its reads and waits.
+    pub executions: u64,
     pub client: Option<String>,
     pub wait_events: BTreeMap<String, u64>,
     pub blockers: BTreeSet<InnerPid>,

@@ -65,7 +65,7 @@ pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> (StageTimes, Option<Bo
         covered.add(queued, clip(request.issued_ns));
     }
     let queue = covered.length() - device;
-    let spans = Spans { device: at_device, block_layer: covered.clone(), first_queued_ns: first };
+    let block_layer = covered.clone();
     // What was with the device already when the read came was in no queue for it.
     if are_queues_known && waited.iter().any(|request| request.issued_ns > start) {
         times.set(Stage::BlockQueue, queue);
@@ -75,13 +75,17 @@ pub(super) fn of(read: &ReadRecord, waited: &[Waited]) -> (StageTimes, Option<Bo
         covered.add(start, first);
     }
     let last = waited.iter().map(|request| clip(request.done_ns)).max().unwrap_or(end);
+    let mut wakeup_ns = 0;
     let mut rest = (end - start.min(end)).saturating_sub(covered.length());
     if read.run_delay_ns != NOT_KNOWN {
         let wakeup = read.run_delay_ns.min(end.saturating_sub(last)).min(rest);
         times.set(Stage::Wakeup, wakeup);
         rest -= wakeup;
+        wakeup_ns = wakeup;
     }
     times.set(Stage::Cache, rest);
+    let spans =
+        Spans { device: at_device, block_layer, first_queued_ns: first, last_done_ns: last, wakeup_ns };
     (times, Some(Box::new(spans)))
 }
 

@@ -115,7 +115,8 @@ impl Ended {
             Stage::Device => Doing::Device,
             Stage::BlockQueue => Doing::BlockQueue,
             Stage::Submit => Doing::Submit,
-            Stage::PgQueue | Stage::Cache | Stage::Wakeup => Doing::Cache,
+            Stage::Wakeup => Doing::Wakeup,
+            Stage::PgQueue | Stage::Cache => Doing::Cache,
         }
     }
 }
@@ -123,7 +124,7 @@ impl Ended {
 /// All sampled waits, as they grow.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// In the order in which they were told, which is nearly that of their ends.
+    /// In the order of their ends.
     reads: VecDeque<Ended>,
     calls: HashMap<Pid, VecDeque<(u64, u64)>>,
     open: HashMap<Pid, VecDeque<Open>>,
@@ -136,7 +137,7 @@ impl Waits {
         if self.reads.len() >= MOST_READS {
             self.reads.pop_front();
         }
-        self.reads.push_back(Ended {
+        let ended = Ended {
             owner: io.owner,
             executor: io.executor,
             executor_kind: io.executor_kind,
@@ -145,7 +146,10 @@ impl Waits {
             end_ns: io.timing.execution_end_ns(),
             spans: io.timing.spans.clone(),
             waiters,
-        });
+        };
+        // In the order of their ends: one whose owner had to be found is told late.
+        let later = self.reads.iter().rev().take_while(|read| read.end_ns > ended.end_ns).count();
+        self.reads.insert(self.reads.len() - later, ended);
         // Waits inside of one's own call end with it.
         if io.method == Method::Sync || io.executor_kind == Executor::IoWorker {
             self.wait_ended(io.executor, io.timing.execution_start_ns(), io.timing.execution_end_ns());
@@ -270,16 +274,14 @@ impl Waits {
     /// The request in a ring that ended a wait for it, or that a process waited to see reaped.
     fn in_ring(&self, process: Pid, moment: u64, (start, end): (u64, u64)) -> Option<&Ended> {
         let in_ring = |read: &&Ended| read.method == Method::IoUring;
-        let own = self.recent(moment, end).filter(in_ring).filter(|read| read.owner == Some(process)).last();
-        own.or_else(|| {
+        let is_own = |read: &&Ended| in_ring(read) && read.owner == Some(process);
+        // What it had seen to its end already, it waits for no more: but it may not have seen it.
+        let just_before = || self.recent(start.saturating_sub(REAPING_NS), moment).find(is_own);
+        self.recent(moment, end).filter(is_own).last().or_else(just_before).or_else(|| {
             let others: Vec<&Ended> = self.recent(moment, end).filter(in_ring).collect();
             // Another's ring, if it can only have been one.
             let first = others.last()?;
             others.iter().all(|read| read.owner == first.owner).then_some(*first)
-        })
-        .or_else(|| {
-            let before = start.saturating_sub(REAPING_NS);
-            self.recent(before, moment).filter(in_ring).find(|read| read.owner == Some(process))
         })
     }
 
@@ -290,10 +292,8 @@ impl Waits {
 
     /// Reads that ended within a time, latest first.
     fn recent(&self, start: u64, end: u64) -> impl Iterator<Item = &Ended> {
-        // They are told nearly in the order of their ends: a little is looked beyond.
-        let from = start.saturating_sub(REAPING_NS);
-        let newest_first = self.reads.iter().rev().take_while(move |read| read.end_ns >= from);
-        newest_first.filter(move |read| (start..=end).contains(&read.end_ns))
+        let newest_first = self.reads.iter().rev().skip_while(move |read| read.end_ns > end);
+        newest_first.take_while(move |read| read.end_ns >= start)
     }
 }
 

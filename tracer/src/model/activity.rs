@@ -129,6 +129,8 @@ pub enum Doing {
     BlockQueue,
     /// With the device.
     Device,
+    /// Its data is there, and the thread that waited for it in the kernel has no processor.
+    Wakeup,
     /// Finished in the kernel, and not reaped: its pages are checked, and its waiters woken.
     Finished,
     /// None was awaited, but a lock: whoever reaps a ring, or fills the io workers' queue.
@@ -139,12 +141,13 @@ pub enum Doing {
 
 impl Doing {
     /// All, in the order of time.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::PgQueue,
         Self::Submit,
         Self::Cache,
         Self::BlockQueue,
         Self::Device,
+        Self::Wakeup,
         Self::Finished,
         Self::Lock,
         Self::NotKnown,
@@ -159,6 +162,7 @@ impl Doing {
             Self::Cache => "cache",
             Self::BlockQueue => "block_queue",
             Self::Device => "device",
+            Self::Wakeup => "wakeup",
             Self::Finished => "finished",
             Self::Lock => "lock",
             Self::NotKnown => "not_known",

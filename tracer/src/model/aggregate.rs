@@ -26,8 +26,6 @@ struct StageTotals {
     by_source: BySource,
     /// Reads that brought no bytes: failed, or at the end of a file.
     without_bytes: u64,
-    /// Reads of which it is not known where their bytes came from.
-    of_unknown_source: u64,
     readahead_hits: u64,
     by_stage: [LatencyHistogram; Stage::COUNT],
 }
@@ -35,13 +33,7 @@ struct StageTotals {
 impl Default for StageTotals {
     fn default() -> Self {
         let by_stage = std::array::from_fn(|_| LatencyHistogram::of_two_digits());
-        Self {
-            by_source: BySource::default(),
-            without_bytes: 0,
-            of_unknown_source: 0,
-            readahead_hits: 0,
-            by_stage,
-        }
+        Self { by_source: BySource::default(), without_bytes: 0, readahead_hits: 0, by_stage }
     }
 }
 
@@ -53,7 +45,7 @@ impl StageTotals {
             Some(Source::Mixed) => &mut self.by_source.mixed,
             // What brought no bytes has no source.
             None if bytes == 0 => &mut self.without_bytes,
-            None => &mut self.of_unknown_source,
+            None => &mut self.by_source.unknown,
         } += 1;
         self.readahead_hits += u64::from(timing.is_readahead_hit);
         for stage in Stage::ALL {
@@ -64,12 +56,12 @@ impl StageTotals {
     }
 
     fn merge(&mut self, other: &Self) {
-        let Self { by_source, without_bytes, of_unknown_source, readahead_hits, by_stage } = other;
+        let Self { by_source, without_bytes, readahead_hits, by_stage } = other;
         self.by_source.cache += by_source.cache;
         self.by_source.device += by_source.device;
         self.by_source.mixed += by_source.mixed;
         self.without_bytes += without_bytes;
-        self.of_unknown_source += of_unknown_source;
+        self.by_source.unknown += by_source.unknown;
         self.readahead_hits += readahead_hits;
         for (sum, stage) in self.by_stage.iter_mut().zip(by_stage) {
             sum.merge(stage);
@@ -221,7 +213,8 @@ impl IoTotals {
             blocks: self.blocks,
             by_method: self.by_method,
             by_executor: are_records_known.then_some(self.by_executor),
-            by_source: (are_records_known && self.stages.of_unknown_source == 0)
+            by_source: (are_records_known
+                && (self.stages.by_source.known() > 0 || self.stages.by_source.unknown == 0))
                 .then_some(self.stages.by_source),
             readahead_hits: are_records_known.then_some(self.stages.readahead_hits),
             queue_full_fallbacks: are_records_known.then_some(self.queue_full_fallbacks),

@@ -199,6 +199,8 @@ pub enum Sighting {
 pub struct QueryOf {
     /// `query_start` of the execution; 0 when none is known.
     pub started_us: i64,
+    /// Its `query_id`, as far as it was known then: of several statements in one message, it tells which.
+    pub query_id: Option<i64>,
     /// How sure that is.
     pub certainty: Certainty,
 }
@@ -206,9 +208,9 @@ pub struct QueryOf {
 impl QueryOf {
     /// The execution that was known last, if there was one.
     #[must_use]
-    pub fn probably(started_us: Option<i64>) -> Self {
-        started_us
-            .map_or_else(Self::default, |started_us| Self { started_us, certainty: Certainty::Probable })
+    pub fn probably(execution: Option<(i64, Option<i64>)>) -> Self {
+        let of = |(started_us, query_id)| Self { started_us, query_id, certainty: Certainty::Probable };
+        execution.map_or_else(Self::default, of)
     }
 }
 
@@ -287,10 +289,14 @@ pub struct Spans {
     pub block_layer: Intervals,
     /// When the first was queued, `CLOCK_MONOTONIC` nanoseconds.
     pub first_queued_ns: u64,
+    /// When the last was completed.
+    pub last_done_ns: u64,
+    /// How long after that the thread that waited in the kernel had no processor.
+    pub wakeup_ns: u64,
 }
 
 impl Spans {
-    /// In which stage of its execution the read was at a moment. What follows its last request counts as [`Stage::Cache`].
+    /// In which stage of its execution the read was at a moment. What follows is [`Stage::Wakeup`] and then [`Stage::Cache`].
     #[must_use]
     pub fn at(&self, moment_ns: u64) -> Stage {
         if self.device.around(moment_ns).is_some() {
@@ -299,6 +305,8 @@ impl Spans {
             Stage::BlockQueue
         } else if moment_ns < self.first_queued_ns {
             Stage::Submit
+        } else if moment_ns >= self.last_done_ns && moment_ns - self.last_done_ns < self.wakeup_ns {
+            Stage::Wakeup
         } else {
             Stage::Cache
         }

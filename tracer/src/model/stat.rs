@@ -398,7 +398,7 @@ pub struct IoSummary {
     pub by_method: ByMethod,
     /// Reads by what executed them; `None` where only the kernel's counts are left, which do not tell it.
     pub by_executor: Option<ByExecutor>,
-    /// Reads by where the bytes came from, but for those that brought none; `None` where that is not known of all of them.
+    /// Reads by where the bytes came from, but for those that brought none; `None` where that is known of none of them.
     pub by_source: Option<BySource>,
     /// Of those from the cache: reads of bytes that the readahead of an earlier read had brought, and nobody had asked for
     /// since. Readahead from long before is forgotten, so there may be more. `None` where only the
@@ -453,6 +453,16 @@ pub struct BySource {
     pub device: u64,
     /// Some from each.
     pub mixed: u64,
+    /// Not known, as of direct reads of which not every byte was found in a request.
+    pub unknown: u64,
+}
+
+impl BySource {
+    /// Reads of which it is known.
+    #[must_use]
+    pub fn known(&self) -> u64 {
+        self.cache + self.device + self.mixed
+    }
 }
 
 /// Bounds of times that lie outside of a read's latency, microseconds; `None` where there is no bound.

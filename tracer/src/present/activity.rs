@@ -62,7 +62,7 @@ const SESSIONS: [Column<Session>; 11] = [
     Column::name("QUERY", |session| known(session.query.as_deref().map(shortened))),
 ];
 
-const WAITS: [Column<Wait>; 13] = [
+const WAITS: [Column<Wait>; 14] = [
     Column::figure("PID", |wait| wait.pid.to_string()),
     Column::name("EVENT", |wait| printable(&wait.event).into_owned()),
     Column::figure("SAMPLES", |wait| units::count(wait.samples)),
@@ -71,6 +71,7 @@ const WAITS: [Column<Wait>; 13] = [
     Column::figure("CACHE", |wait| doing(wait, Doing::Cache)),
     Column::figure("BLOCK QUEUE", |wait| doing(wait, Doing::BlockQueue)),
     Column::figure("DEVICE", |wait| doing(wait, Doing::Device)),
+    Column::figure("WAKEUP", |wait| doing(wait, Doing::Wakeup)),
     Column::figure("FINISHED", |wait| doing(wait, Doing::Finished)),
     Column::figure("LOCK", |wait| doing(wait, Doing::Lock)),
     Column::figure("NOT KNOWN", |wait| doing(wait, Doing::NotKnown)),
@@ -101,12 +102,12 @@ fn certainties(certainty: &QueryCertainty) -> String {
 
 /// Share of a query's reads that it wanted for certain.
 fn certain(query: &Query) -> String {
-    known(units::share(query.certain, query.io.reads).filter(|_| query.kind != QueryKind::None))
+    known(units::share(query.certain, query.io.reads).filter(|_| query.kind == QueryKind::Query))
 }
 
 /// Share of a query's reads whose bytes came from a device, in part at least.
 fn from_device(query: &Query) -> String {
-    let share = query.io.by_source.and_then(|by| units::share(by.device + by.mixed, query.io.reads));
+    let share = query.io.by_source.and_then(|by| units::share(by.device + by.mixed, by.known()));
     known(share)
 }
 

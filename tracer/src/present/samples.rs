@@ -192,6 +192,7 @@ fn io(by_method: ByMethod, blocks_per_read: u64, p50: f64) -> IoSummary {
             cache: reads - reads / 4 - reads / 20,
             device: reads / 4,
             mixed: reads / 20,
+            unknown: 0,
         }),
         readahead_hits: Some(reads / 2),
         queue_full_fallbacks: Some(worker / 50),
@@ -219,7 +220,7 @@ fn stages(reads: u64, p50: f64) -> Stages {
 /// Reads that no device had to serve.
 fn cached(io: IoSummary) -> IoSummary {
     IoSummary {
-        by_source: Some(BySource { cache: io.reads, device: 0, mixed: 0 }),
+        by_source: Some(BySource { cache: io.reads, device: 0, mixed: 0, unknown: 0 }),
         stages_us: Stages { cache: io.latency_us, ..Stages::default() },
         ..io
     }

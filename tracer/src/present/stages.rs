@@ -200,7 +200,7 @@ pub(super) fn details(io: &IoSummary) -> Option<String> {
 
 /// `25 % of reads from the device, 5 % in part`.
 fn sources(by_source: &BySource) -> String {
-    let BySource { cache, device, mixed } = *by_source;
+    let BySource { cache, device, mixed, unknown: _ } = *by_source;
     let reads = cache + device + mixed;
     if device + mixed == 0 {
         return "all reads from the page cache".to_owned();

@@ -783,14 +783,14 @@ impl Connector {
             Ok(inner_pid) => inner_pid,
             Err(error) => return Err(ConnectError::SetUp { address, detail: innermost(&error) }),
         };
-        self.own.add(inner_pid);
         // For one language in pg_aios.target_desc, which the parser does not need; only a superuser may.
         if self.purpose == Purpose::Tracer {
             let _ = client.batch_execute("SET lc_messages = 'C'");
         }
-        if self.server.child(inner_pid).is_none() {
+        let Some(pid) = self.server.child(inner_pid) else {
             return Err(ConnectError::OtherServer { address, postmaster: self.server.postmaster });
-        }
+        };
+        self.own.add(inner_pid, pid);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::InnerPid;
+use super::{InnerPid, Pid};
 
 /// The tracer's own sessions; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -12,7 +12,7 @@ pub struct OwnSessions(Arc<Mutex<State>>);
 struct State {
     /// Attempts to connect that are under way: the PIDs of their processes are not known yet.
     connecting: usize,
-    pids: Vec<InnerPid>,
+    processes: Vec<(InnerPid, Pid)>,
 }
 
 /// Whom a process of the server serves.
@@ -46,15 +46,20 @@ impl OwnSessions {
     }
 
     /// The attempt succeeded: this process serves it.
-    pub fn add(&self, process: InnerPid) {
-        self.state().pids.push(process);
+    pub fn add(&self, inner: InnerPid, process: Pid) {
+        self.state().processes.push((inner, process));
+    }
+
+    /// A process has ended: its PID may be another's soon.
+    pub fn forget(&self, process: Pid) {
+        self.state().processes.retain(|(_, known)| *known != process);
     }
 
     /// Whom a process serves that was forked before this call.
     #[must_use]
     pub fn whom_serves(&self, process: InnerPid) -> Serves {
         let state = self.state();
-        if state.pids.contains(&process) {
+        if state.processes.iter().any(|(inner, _)| *inner == process) {
             Serves::Tracer
         } else if state.connecting > 0 {
             Serves::Undecided
@@ -67,7 +72,7 @@ impl OwnSessions {
     #[must_use]
     pub fn all(&self) -> Option<Vec<InnerPid>> {
         let state = self.state();
-        (state.connecting == 0).then(|| state.pids.clone())
+        (state.connecting == 0).then(|| state.processes.iter().map(|(inner, _)| *inner).collect())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -86,10 +91,12 @@ mod tests {
         assert_eq!(own.whom_serves(InnerPid(1)), Serves::Others);
         let attempt = own.attempt();
         assert_eq!((own.whom_serves(InnerPid(1)), own.all()), (Serves::Undecided, None));
-        own.add(InnerPid(1));
+        own.add(InnerPid(1), Pid(1001));
         drop(attempt);
         assert_eq!(own.whom_serves(InnerPid(1)), Serves::Tracer);
         assert_eq!(own.whom_serves(InnerPid(2)), Serves::Others);
         assert_eq!(own.all(), Some(vec![InnerPid(1)]));
+        own.forget(Pid(1001));
+        assert_eq!(own.whom_serves(InnerPid(1)), Serves::Others);
     }
 }

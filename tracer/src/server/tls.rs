@@ -26,8 +26,8 @@ use x509_cert::certificate::Version;
 use x509_cert::der::asn1::{Ia5StringRef, PrintableStringRef, TeletexStringRef, Utf8StringRef};
 use x509_cert::der::oid::db::rfc4519::CN;
 use x509_cert::der::{Decode, Encode};
-use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
+use x509_cert::ext::pkix::{BasicConstraints, SubjectAltName};
 
 use super::parameters::{ParameterError, Parameters};
 
@@ -102,6 +102,16 @@ pub enum TlsError {
         /// Where it was looked for.
         path: Option<PathBuf>,
     },
+    /// There is a list of revoked certificates, which libpq would heed.
+    #[error(
+        "{} lists certificates that are revoked, and pgiotrace cannot check them; connect through the Unix socket (-h), or \
+         with sslmode=disable",
+        .path.display()
+    )]
+    Revocations {
+        /// The list.
+        path: PathBuf,
+    },
     /// The system trusts nobody.
     #[error(
         "the system's trusted certificates cannot be used: {detail}; install ca-certificates or set SSL_CERT_FILE"
@@ -169,6 +179,8 @@ pub(super) struct Tls {
     /// Whether TLS 1.2 is too old.
     needs_13: bool,
     roots: Roots,
+    /// What libpq heeds where it exists (`initialize_SSL`, `fe-secure-openssl.c`), and rustls is not told of.
+    revocations: Option<PathBuf>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
 }
@@ -218,6 +230,7 @@ impl Tls {
             is_direct,
             needs_13,
             roots,
+            revocations: default("root.crl"),
             certificate: given("sslcert").or_else(|| default("postgresql.crt")),
             key: given("sslkey").or_else(|| default("postgresql.key")),
         })
@@ -273,6 +286,10 @@ impl Tls {
             Roots::System => return Trusted::by_the_system().map(Some),
             Roots::File(path) => path.as_deref().filter(|path| exists(path)),
         };
+        let revocations = self.revocations.as_deref().filter(|revocations| exists(revocations));
+        if let (Some(_), Some(revocations)) = (path, revocations) {
+            return Err(TlsError::Revocations { path: revocations.to_owned() });
+        }
         match (path, &self.roots) {
             (Some(path), _) => Trusted::by_file(path).map(Some),
             (None, Roots::File(path)) if self.mode >= SslMode::VerifyCa => {
@@ -420,7 +437,8 @@ impl Trusted {
     fn by_file(path: &Path) -> Result<Self, TlsError> {
         let certificates = certificates("sslrootcert", path)?;
         let mut authorities = RootCertStore::empty();
-        for certificate in &certificates {
+        // The others are trusted as they are, and nothing that they sign.
+        for certificate in certificates.iter().filter(|certificate| is_authority(certificate)) {
             authorities.add(certificate.clone()).map_err(|error| TlsError::Content {
                 parameter: "sslrootcert",
                 path: path.to_owned(),
@@ -443,6 +461,14 @@ impl Trusted {
         }
         Ok(Self { authorities, certificates: found.certs })
     }
+}
+
+/// Whether a certificate may sign others today. The verifier asks nothing of whom it trusts.
+fn is_authority(certificate: &CertificateDer<'_>) -> bool {
+    let Ok(details) = parse(certificate) else { return false };
+    let constraints = details.tbs_certificate.get::<BasicConstraints>();
+    let is_ca = matches!(constraints, Ok(Some((_, BasicConstraints { ca: true, .. }))));
+    is_ca && verify_validity(certificate, UnixTime::now()).is_ok()
 }
 
 /// What is checked of a server's certificate.
@@ -554,17 +580,18 @@ fn verify_name(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> Resul
     let names = names.map(|(_, SubjectAltName(names))| names).unwrap_or_default();
     let is_for_names = matches!(name, ServerName::DnsName(_));
     let is_of_kind = |entry: &GeneralName| match entry {
-        GeneralName::DnsName(_) => true,
+        GeneralName::DnsName(_) => is_for_names,
         GeneralName::IpAddress(_) => !is_for_names,
         _ => false,
     };
-    let (fits, presented): (bool, Vec<_>) = if names.iter().any(is_of_kind) {
-        let parsed = ParsedCertificate::try_from(certificate)?;
-        (verify_server_name(&parsed, name).is_ok(), names.iter().filter_map(readable_name).collect())
+    let common: Vec<_> = common_names(&details).collect();
+    let fits = if names.iter().any(is_of_kind) {
+        verify_server_name(&ParsedCertificate::try_from(certificate)?, name).is_ok()
     } else {
-        let common: Vec<_> = common_names(&details).collect();
-        (common.last().is_some_and(|common| names_match(common, &name.to_str())), common)
+        common.first().is_some_and(|common| names_match(common, &name.to_str()))
     };
+    let readable: Vec<_> = names.iter().filter_map(readable_name).collect();
+    let presented = if readable.is_empty() { common } else { readable };
     let other = || CertificateError::NotValidForNameContext { expected: name.to_owned(), presented };
     if fits { Ok(()) } else { Err(other().into()) }
 }

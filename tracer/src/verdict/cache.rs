@@ -20,7 +20,7 @@ const COPYING: f64 = 0.5;
 pub(super) fn served_from_page_cache(figures: &Figures<'_>) -> Known<Option<Finding>> {
     let times = figures.times?;
     let methods = || figures.report.methods.iter().map(|totals| &totals.io).filter(|io| io.reads > 0);
-    let BySource { cache, device, mixed } = sources(methods())?;
+    let BySource { cache, device, mixed, unknown: _ } = sources(methods())?;
     let ahead: Option<u64> = methods().map(|io| io.readahead_hits).sum();
     let (kept, reads) = (cache.saturating_sub(ahead.ok_or(NotKnown)?), cache + device + mixed);
     let waiting = times.share(times.block_queue + times.device);
@@ -51,7 +51,7 @@ pub(super) fn io_uring_copies_inline(figures: &Figures<'_>) -> Known<Option<Find
         return Err(NotKnown);
     }
     let (times, executors) = (Times::of([io])?, io.by_executor.ok_or(NotKnown)?);
-    let BySource { cache, device, mixed } = io.by_source.ok_or(NotKnown)?;
+    let BySource { cache, device, mixed, unknown: _ } = io.by_source.ok_or(NotKnown)?;
     let copying = times.submit + times.cache;
     let (inline, cached) = (ratio(executors.owner, io.reads), ratio(cache, cache + device + mixed));
     if inline < NEARLY_ALL || cached < NEARLY_ALL || times.share(copying) < COPYING {
@@ -77,7 +77,7 @@ mod tests {
     fn cached(method: &'static str, cache: u64, ahead: u64) -> StatReport {
         let mut report = Sample::of(method, 1_000, 20.0).stages(0.0, 0.0, 0.05).report();
         let io = &mut report.methods[0].io;
-        io.by_source = Some(BySource { cache, device: 1_000 - cache, mixed: 0 });
+        io.by_source = Some(BySource { cache, device: 1_000 - cache, mixed: 0, unknown: 0 });
         io.readahead_hits = Some(ahead);
         report
     }
@@ -98,7 +98,7 @@ mod tests {
     fn few_reads_from_a_device_may_take_most_of_the_time() {
         let with = |device| {
             let mut report = Sample::of("sync", 1_000, 20.0).stages(0.0, 0.0, device).report();
-            report.methods[0].io.by_source = Some(BySource { cache: 990, device: 10, mixed: 0 });
+            report.methods[0].io.by_source = Some(BySource { cache: 990, device: 10, mixed: 0, unknown: 0 });
             has(&report, "served-from-page-cache")
         };
         assert!(with(0.09));
@@ -112,7 +112,7 @@ mod tests {
             let mut report = Sample::of("io_uring", 1_000, 20.0).stages(0.0, 0.0, device).report();
             let io = &mut report.methods[0].io;
             io.by_executor = Some(ByExecutor { owner, io_worker: 0, iou_wrk: 1_000 - owner });
-            io.by_source = Some(BySource { cache, device: 1_000 - cache, mixed: 0 });
+            io.by_source = Some(BySource { cache, device: 1_000 - cache, mixed: 0, unknown: 0 });
             report
         };
         assert!(has(&with(810, 810, 0.4), rule));

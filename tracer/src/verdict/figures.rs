@@ -182,8 +182,10 @@ impl Waits {
 pub(super) fn sources<'a>(sets: impl IntoIterator<Item = &'a IoSummary>) -> Known<BySource> {
     let mut sum = BySource::default();
     for io in sets.into_iter().filter(|io| io.reads > 0) {
-        let BySource { cache, device, mixed } = io.by_source.ok_or(NotKnown)?;
-        sum = BySource { cache: sum.cache + cache, device: sum.device + device, mixed: sum.mixed + mixed };
+        let BySource { cache, device, mixed, unknown: _ } = io.by_source.ok_or(NotKnown)?;
+        sum.cache += cache;
+        sum.device += device;
+        sum.mixed += mixed;
     }
     Ok(sum)
 }

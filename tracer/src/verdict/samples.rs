@@ -136,7 +136,12 @@ impl Sample {
                 io_worker: by("worker"),
                 iou_wrk: 0,
             }),
-            by_source: Some(BySource { cache: reads - from_device, device: from_device, mixed: 0 }),
+            by_source: Some(BySource {
+                cache: reads - from_device,
+                device: from_device,
+                mixed: 0,
+                unknown: 0,
+            }),
             readahead_hits: Some(0),
             queue_full_fallbacks: Some(0),
             latency_us: of(1.0),
@@ -252,7 +257,7 @@ pub fn everything_at_once() -> StatReport {
         .setting("io_combine_limit", "16kB")
         .report();
     let io = &mut report.methods[0].io;
-    io.by_source = Some(BySource { cache: 900, device: 100, mixed: 0 });
+    io.by_source = Some(BySource { cache: 900, device: 100, mixed: 0, unknown: 0 });
     let mut random = Sample::of("sync", 1_000, 9_000.0).stages(0.0, 0.0, 0.9).blocks(1).report();
     report.methods.append(&mut random.methods);
     report.backends.append(&mut random.backends);

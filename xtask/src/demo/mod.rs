@@ -78,6 +78,8 @@ fn compare_methods(keep: bool) -> Result<()> {
         println!("\nThe slow disk is left out: run the demo as root to see it.");
     }
     if keep {
+        // As servers are: through the page cache.
+        cluster.restart(&[("debug_io_direct", "")])?;
         // The disk goes with this process.
         let mut client = cluster.connect("postgres")?;
         client.batch_execute("DROP SCHEMA IF EXISTS slow CASCADE")?;
@@ -211,7 +213,7 @@ fn print_kept(kept: &Kept, tracer: &Path) {
     println!("  {} stat -p {port} -U postgres", tracer.display());
     println!("and end it with");
     println!(
-        "  kill -INT {postmaster_pid} && tail --pid={postmaster_pid} -f /dev/null && rm -r {}",
+        "  kill -INT {postmaster_pid} && tail --pid={postmaster_pid} -f /dev/null && rm -rf {}",
         folder.display()
     );
 }

@@ -88,16 +88,21 @@ pub fn evict(client: &mut Client, relations: &[u32]) -> Option<String> {
 
 fn try_to_evict(client: &mut Client, relations: &[u32]) -> Result<u64, String> {
     const FUNCTION: &str =
-        "SELECT pg_catalog.quote_ident(n.nspname), pg_catalog.current_setting('is_superuser') = 'on'
-        FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-        WHERE p.proname = 'pg_buffercache_evict_relation' LIMIT 1";
+        // Only the extension's own: anybody who may create a function could give one that name, and a superuser calls it.
+        "SELECT pg_catalog.quote_ident(n.nspname), pg_catalog.current_setting('is_superuser')
+        FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+            JOIN pg_catalog.pg_depend d ON d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+                AND d.objid OPERATOR(pg_catalog.=) p.oid AND d.deptype OPERATOR(pg_catalog.=) 'e'
+            JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid
+        WHERE p.proname OPERATOR(pg_catalog.=) 'pg_buffercache_evict_relation'
+            AND e.extname OPERATOR(pg_catalog.=) 'pg_buffercache'";
     let failed = |error: postgres::Error| innermost(&error);
     let found = client.query_opt(FUNCTION, &[]).map_err(failed)?;
     let found = found
         .ok_or("emptying them needs PostgreSQL 18 and CREATE EXTENSION pg_buffercache in this database")?;
-    let (schema, is_superuser): (String, bool) =
+    let (schema, is_superuser): (String, String) =
         (found.try_get(0).map_err(failed)?, found.try_get(1).map_err(failed)?);
-    if !is_superuser {
+    if is_superuser != "on" {
         return Err("emptying them needs a superuser".to_owned());
     }
     let evict =

@@ -17,6 +17,9 @@ use crate::server::connect::Connector;
 
 type Job = Box<dyn FnOnce(&mut Client) + Send>;
 
+/// A plan may be as deep as the server's own stack allows (`max_stack_depth`, 2 MB unless set), and is read by recursion.
+const STACK_BYTES: usize = 64 << 20;
+
 /// A session. Dropping it closes it, once what it does is done.
 pub struct Session {
     jobs: Option<Sender<Job>>,
@@ -41,7 +44,7 @@ impl Session {
                 let _ = sender.send(Err(error));
             }
         };
-        let thread = thread::Builder::new().name("pg-explain".to_owned()).spawn(work);
+        let thread = thread::Builder::new().name("pg-explain".to_owned()).stack_size(STACK_BYTES).spawn(work);
         let thread = thread.map_err(|error| anyhow!("starting a thread failed: {error}"))?;
         opened.await.map_err(|_| ended())??;
         Ok(Self { jobs: Some(jobs), thread: Some(thread), pending: Arc::default() })
