@@ -360,7 +360,7 @@ fn base_backup(cluster: &Cluster) -> Result<Output> {
 
 /// A query that fails leaves reads behind in the io workers' queue. They are not the next query's.
 #[test]
-fn what_a_cancelled_query_left_in_the_queue_is_not_the_next_querys() -> Result<()> {
+fn the_next_query_does_not_get_what_a_cancelled_one_left_in_the_queue() -> Result<()> {
     let disk = SlowDisk::builder().size(256 << 20).start()?;
     let cluster = Cluster::builder(PgInstall::v18()?)
         .io_method("worker")

@@ -114,7 +114,7 @@ fn with_one_io_worker_waits_are_explained_and_most_reads_are_in_postgresqls_queu
 }
 
 #[test]
-fn a_wait_for_anothers_read_names_that_backend() -> Result<()> {
+fn a_wait_for_the_read_of_another_backend_names_it() -> Result<()> {
     let rig = Rig::start("worker", &[("effective_io_concurrency", "1"), ("io_combine_limit", "8kB")])?;
     // Both scan the same table at the same pace: each waits for what the other has asked for.
     let report = rig.scan(&["one", "one"])?;

@@ -11,4 +11,5 @@ pub mod join;
 pub mod model;
 pub mod present;
 pub mod server;
+pub mod units;
 pub mod verdict;

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use super::printable::printable;
 use super::table::{Column, known, write_table};
-use super::units;
 use crate::model::{Doing, Query, QueryCertainty, QueryKind, Session, StatReport, Wait};
+use crate::units;
 
 /// Characters of a query that a table shows; JSON and CSV have it whole.
 const QUERY_CHARS: usize = 60;

@@ -7,8 +7,8 @@ use super::printable::printable;
 use super::stages::shortened;
 use super::table::{Column, HEADING, known, write_table};
 use super::text::{name, write_notes};
-use super::units;
 use crate::model::{ComparedFile, Comparison};
+use crate::units;
 
 /// Characters of the query.
 const MOST_QUERY: usize = 100;

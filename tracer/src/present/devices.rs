@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use super::printable::printable;
 use super::table::{Column, NOT_MEASURED, known, write_table};
-use super::units;
 use crate::model::{Device, Dist, FromDevice, Relation, Users};
+use crate::units;
 
 /// Devices that are named in the row of a relation.
 const DEVICES_SHOWN: usize = 2;

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 
 use super::printable::printable;
-use super::units;
 use crate::model::{Check, DoctorReport, Status};
+use crate::units;
 
 /// Headings of the areas.
 const HEADING: Style = Style::new().bold();

@@ -9,11 +9,11 @@ use super::printable::printable;
 use super::stages;
 use super::table::{Column, HEADING, NOT_MEASURED, known, write_table};
 use super::text::{WARNING, incompleteness, latency, name, relation_blocks, write_notes, write_overhead};
-use super::units;
 use super::verdicts::write_verdicts;
 use crate::model::{
     Claim, Device, Dist, ExplainReport, IoSummary, PlanNode, PlanRelation, Relation, RelationKind, Run,
 };
+use crate::units;
 
 /// Columns that a report takes at most.
 pub const WIDEST: usize = 110;

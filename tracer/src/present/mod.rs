@@ -17,7 +17,6 @@ mod samples;
 mod stages;
 mod table;
 mod text;
-pub mod units;
 mod verdicts;
 
 use std::io::{self, Write};

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use super::printable::printable;
 use super::table::{Column, TOP_ROWS, known, write_table};
-use super::units;
 use crate::model::{
     ClaimedOperations, Dist, PgStatBackendIoRow, PgStatDatabaseRow, PgStatIo, PgStatIoContext, PgStatIoRow,
     StatReport, TracedReads,
 };
+use crate::units;
 
 /// Writes the tables that there are something to show of.
 ///

@@ -6,9 +6,9 @@ use anstyle::{AnsiColor, Color, Style};
 
 use super::printable::printable;
 use super::table::{Column, HEADING, NOT_MEASURED, known, lay_out};
-use super::units;
 use crate::model::{Backend, Bounds, BySource, Dist, IoSummary, Stages, StatReport};
 use crate::server::connect::APPLICATION_NAME;
+use crate::units;
 
 /// Backends that have a bar; the report is sorted, so these are the busiest.
 const BACKENDS_SHOWN: usize = 10;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anstyle::Style;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
-use super::units;
+use crate::units;
 
 /// Rows of a table that the text form shows; a last line says how many more there are. JSON and CSV hold them all.
 pub const TOP_ROWS: usize = 20;

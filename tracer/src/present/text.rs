@@ -12,12 +12,12 @@ use super::pg_stats::write_pg_stats;
 use super::printable::printable;
 use super::stages::write_stages;
 use super::table::{Column, NOT_MEASURED, known, write_table};
-use super::units;
 use super::verdicts::write_verdicts;
 use crate::model::{
     Backend, Dist, EndedBackends, FilterReport, IoSummary, IoWorker, Ledger, Overhead, OwnerShare,
     PgAiosLedger, PgProbes, Relation, SamplerCost, StatReport, Target, Window,
 };
+use crate::units;
 
 /// What the reader must not overlook.
 pub(super) const WARNING: Style = AnsiColor::Red.on_default().bold();

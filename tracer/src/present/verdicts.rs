@@ -7,8 +7,8 @@ use comfy_table::{ContentArrangement, Table, presets};
 
 use super::printable::printable;
 use super::table::HEADING;
-use super::units;
 use crate::model::{Severity, StatReport, Verdict};
+use crate::units;
 use crate::verdict::{self, FEWEST_READS, Scope};
 
 /// Columns of a terminal that every line fits into.

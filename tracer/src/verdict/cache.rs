@@ -3,7 +3,7 @@
 use super::{FEWEST_READS, Finding, Known, NotKnown, figures};
 use crate::{
     model::{BySource, Severity},
-    present::units,
+    units,
 };
 use figures::{Figures, Times, ratio, sources};
 

@@ -3,7 +3,7 @@
 use super::{FEWEST_READS, figures};
 use crate::{
     model::{IoSummary, Severity, Verdict},
-    present::units,
+    units,
 };
 use figures::sum;
 

@@ -3,7 +3,7 @@
 use super::{FEWEST_READS, Finding, Known, NotKnown, figures};
 use crate::{
     model::{Backend, IoSummary},
-    present::units,
+    units,
 };
 use figures::{Figures, Times, Waits, ratio, sum};
 

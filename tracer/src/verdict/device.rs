@@ -3,7 +3,7 @@
 use super::{Finding, Known, figures};
 use crate::{
     model::{Device, Dist},
-    present::units,
+    units,
 };
 use figures::{Figures, Times, device_name, ratio, server_time};
 

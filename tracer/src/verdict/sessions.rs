@@ -3,7 +3,7 @@
 use super::{Finding, Known, NotKnown, figures};
 use crate::{
     model::{Backend, IoSummary, Severity},
-    present::units,
+    units,
 };
 use figures::{Figures, sum};
 

@@ -9,7 +9,7 @@ use super::topic::{FileText, Problem, Topic, first_line, read};
 use crate::capture::kernel::btf::{BtfError, KernelTypes, VMLINUX};
 use crate::capture::kernel::lost_without_member_of;
 use crate::model::Check;
-use crate::present::units;
+use crate::units;
 
 const AREA: &str = "kernel";
 const RELEASE: Topic = Topic::optional(AREA, "release");

@@ -49,7 +49,7 @@ use crate::{
         discover::Server,
         facts::{ServerFacts, facts},
     },
-    verdict,
+    units, verdict,
 };
 
 /// Wrong usage, as clap's own.
@@ -427,7 +427,7 @@ fn median(run_times: &[f64]) -> usize {
 /// In what the traced blocks are not the claimed ones, in one sentence.
 fn difference(claim: &Claim, traced: u64) -> Option<String> {
     let claimed = claim.shared_read_blocks + claim.local_read_blocks;
-    let blocks = present::units::counted(traced.abs_diff(claimed), "block");
+    let blocks = units::counted(traced.abs_diff(claimed), "block");
     match traced.cmp(&claimed) {
         std::cmp::Ordering::Equal => None,
         std::cmp::Ordering::Greater => Some(format!(
