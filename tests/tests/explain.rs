@@ -418,7 +418,7 @@ fn what_is_no_query_is_refused_in_a_sentence() -> Result<()> {
     let cluster = Cluster::builder(PgInstall::v18()?).start()?;
     cluster.connect("postgres")?.batch_execute("CREATE MATERIALIZED VIEW m AS SELECT 1 AS id")?;
     for (statement, part) in [
-        ("SELEC 1", "syntax error"),
+        ("SELECT FROM WHERE", "syntax error"),
         ("SELECT * FROM nowhere", "\"nowhere\" does not exist"),
         ("VACUUM m", "syntax error"),
         ("COMMIT", "syntax error"),

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_anothers_read_names_its_owner() {
+    fn a_wait_for_the_read_of_another_names_its_owner() {
         let mut waits = Waits::default();
         sampled(&mut waits, OWNER, "AioIoCompletion", 15);
         waits.read(&io(OTHER, Method::Sync, 10, 20), [Some(OWNER), Some(OWNER)]);
