@@ -383,7 +383,7 @@ fn owner(
         kind: kind.map(pg_type).or_else(|| row_of(after)).or_else(|| row_of(before)),
         sums,
         early_bytes: if is_own { 0 } else { reads.early_bytes },
-        may_keep_back: session.is_some_and(may_keep_back),
+        may_keep_back: !is_own && session.is_some_and(may_keep_back),
         is_own,
         traced_bytes: reads.sums(|_| true).values().map(|sum| sum.bytes).sum(),
     }

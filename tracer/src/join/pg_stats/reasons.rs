@@ -44,7 +44,8 @@ const UNKNOWN_OWNERS: &str =
 const OWN: &str = "pgiotrace's own sessions: before PostgreSQL 18 it is not known which of their reads are in the statistics";
 const EDGE_OF_START: &str = "the edge of the window: the first look at the statistics came after the first reads, and had some of \
     them already";
-const EDGE_OF_END: &str = "the edge of the window: the second look at the statistics came after the end of the trace, when reading went on";
+const EDGE_OF_END: &str = "the edge of the window: the second look at the statistics came after the end of the trace, and sessions were \
+    still at work";
 
 /// Why there is no difference to tell.
 pub(super) fn no_difference(was_reset: bool) -> &'static str {
@@ -78,7 +79,7 @@ pub(super) fn of_type(
         not_flushed(seen, backends(), reading, bytes.unsigned_abs())
             .or_else(|| (kind == "walsender" && object == Object::Relation).then(|| BASE_BACKUP.to_owned()))
             .or_else(|| past_buffers(seen, object, traced))
-            .or_else(|| owners().any(|owner| owner.early_bytes > 0).then(|| EDGE_OF_START.to_owned()))
+            .or_else(|| edge_of_start(owners(), bytes.unsigned_abs()))
     } else {
         let has_unknown = seen.owners.iter().any(|owner| owner.kind.is_none() && !owner.sums.is_empty());
         let is_from_before = backends().any(|backend| backend.difference() > 0 && backend.was_there_before);
@@ -117,9 +118,7 @@ pub(super) fn of_database(seen: &Seen, oid: u32, traced: &Sum, blocks: i64) -> O
         let reading = seen.owners.iter().filter(|owner| owner.sums.keys().any(|key| key.database_oid == oid));
         return not_flushed(seen, backends(), reading, bytes)
             .or_else(|| past_buffers(seen, Object::Relation, traced))
-            .or_else(|| {
-                seen.owners.iter().any(|owner| owner.early_bytes > 0).then(|| EDGE_OF_START.to_owned())
-            });
+            .or_else(|| edge_of_start(seen.owners.iter(), bytes));
     }
     if seen.situation.major < FIRST_IO_MAJOR {
         return Some(EXTENDED.to_owned());
@@ -165,6 +164,12 @@ fn not_flushed<'a>(
     })
 }
 
+/// PostgreSQL counted less because the first look had some reads already: those that ended before it explain no more than they are.
+fn edge_of_start<'a>(owners: impl Iterator<Item = &'a Owner>, bytes: u64) -> Option<String> {
+    let early: u64 = owners.map(|owner| owner.early_bytes).sum();
+    (early >= bytes).then(|| EDGE_OF_START.to_owned())
+}
+
 /// PostgreSQL counted less because reads went past its buffers. From 18 on, those have no I/O handle.
 fn past_buffers(seen: &Seen, object: Object, traced: &Sum) -> Option<String> {
     let (without, all) = (traced.without_handle, traced.reads);
@@ -188,7 +193,7 @@ fn more(seen: &Seen, has_unknown: bool, is_from_before: bool) -> Option<String> 
         (situation.short_or_failed > 0, SHORT_OR_FAILED),
         (situation.in_flight > 0, IN_FLIGHT),
         (may_be_from_before, FROM_BEFORE),
-        (true, EDGE_OF_END),
+        (seen.owners.iter().any(|owner| owner.may_keep_back), EDGE_OF_END),
     ];
     reasons.into_iter().find(|(holds, _)| *holds).map(|(_, reason)| reason.to_owned())
 }

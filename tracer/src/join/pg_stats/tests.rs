@@ -200,6 +200,19 @@ fn what_postgresql_counted_more_is_never_said_to_be_not_flushed() {
 }
 
 #[test]
+fn without_a_known_reason_none_is_given() {
+    let mut join = join();
+    join.take(look(Moment::Before, &Look { all: 100, backend: Some(100), own: 0, state: "idle" }));
+    add(&mut join, Some(BACKEND), 10);
+    // Nobody was at work at either edge, and nothing is in flight: the trace has missed them.
+    join.take(look(Moment::After, &Look { all: 150, backend: Some(110), own: 0, state: "idle" }));
+    let compared = compared(&mut join);
+    let row = only_row(&compared);
+    assert_eq!(row.difference.map(|difference| difference.reads), Some(Some(40)));
+    assert_eq!(row.reason, None, "{row:?}");
+}
+
+#[test]
 fn a_backend_that_ended_before_the_first_look_is_in_neither_figure() {
     let mut join = join();
     add(&mut join, Some(BACKEND), 30);
