@@ -49,11 +49,12 @@ impl Join {
 
     fn fold(&mut self, incarnation: Incarnation) {
         let person = self.people.forget(incarnation).unwrap_or_default();
-        self.pg_stats.fold(incarnation, person.backend_type().map(str::to_owned));
+        let backend_type = person.backend_type().map(str::to_owned);
+        self.pg_stats.fold(incarnation, backend_type.clone());
         let Some(totals) = self.aggregate.owners.remove(&incarnation) else { return };
         let row = person.activity;
         let kind = Kind {
-            backend_type: row.as_ref().and_then(|row| row.backend_type.clone()).or(person.title_type),
+            backend_type,
             database: row.as_ref().and_then(|row| row.database.clone()),
             user: row.as_ref().and_then(|row| row.user.clone()),
             application_name: row.and_then(|row| row.application_name),

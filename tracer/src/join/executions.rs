@@ -314,29 +314,14 @@ impl Executions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        model::io::{Executor, Method, Subject, Timing},
-        server::Pid,
-    };
+    use crate::server::Pid;
 
     const OWNER: Incarnation = Incarnation { pid: Pid(1), number: 0 };
     const LEADER: Incarnation = Incarnation { pid: Pid(2), number: 0 };
 
     /// A read that began and ended at these microseconds.
     fn io(start_us: u64, end_us: u64, sighting: Sighting) -> Io {
-        Io {
-            owner: Some(OWNER.pid),
-            executor: Pid(9),
-            executor_kind: Executor::IoWorker,
-            method: Method::Worker,
-            subject: Subject::Unknown,
-            blocks: 1,
-            bytes: 8192,
-            is_queue_full_fallback: false,
-            sighting,
-            query: QueryOf::default(),
-            timing: Timing { start_ns: start_us * 1000, end_ns: end_us * 1000, ..Timing::default() },
-        }
+        Io { sighting, ..Io::example(OWNER.pid, start_us * 1000, end_us * 1000) }
     }
 
     /// Seen at this microsecond to execute what began at that one.

@@ -184,25 +184,10 @@ impl Exposures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        model::io::{Executor, QueryOf, Sighting, Subject, Timing},
-        server::Pid,
-    };
+    use crate::server::Pid;
 
     fn io(method: Method, start_ns: u64, end_ns: u64) -> Io {
-        Io {
-            owner: Some(Pid(1)),
-            executor: Pid(2),
-            executor_kind: Executor::Owner,
-            method,
-            subject: Subject::Unknown,
-            blocks: 1,
-            bytes: 8192,
-            is_queue_full_fallback: false,
-            sighting: Sighting::None,
-            query: QueryOf::default(),
-            timing: Timing { start_ns, end_ns, ..Timing::default() },
-        }
+        Io { method, ..Io::example(Pid(1), start_ns, end_ns) }
     }
 
     /// The view had shown it by then.

@@ -13,14 +13,8 @@ impl Join {
     /// Whether the filter lets a process be shown, as far as it is about processes.
     pub(super) fn shows_process(&self, process: Incarnation) -> bool {
         let person = self.people.get(process);
-        let row = person.and_then(|person| person.activity.as_ref());
-        let is_among = |wanted: &[String], found: Option<&String>| {
-            wanted.is_empty() || found.is_some_and(|found| wanted.contains(found))
-        };
-        let Filter { pids, databases, users, .. } = &self.filter;
-        (pids.is_empty() || pids.contains(&process.pid.0))
-            && is_among(databases, row.and_then(|row| row.database.as_ref()))
-            && is_among(users, row.and_then(|row| row.user.as_ref()))
+        let pids = &self.filter.pids;
+        (pids.is_empty() || pids.contains(&process.pid.0)) && self.filter.admits_person(person) == Some(true)
     }
 
     /// Whether the filter lets a wait be shown, as far as it is about processes and queries.
@@ -59,13 +53,18 @@ impl Filter {
     }
 
     fn admits_session(&self, io: &Io, owner: Option<&Person>) -> Option<bool> {
+        if io.owner.is_none() {
+            return Some(self.databases.is_empty() && self.users.is_empty());
+        }
+        self.admits_person(owner)
+    }
+
+    /// Whether a session's database and role are wanted; `None` while they are not known.
+    fn admits_person(&self, person: Option<&Person>) -> Option<bool> {
         if self.databases.is_empty() && self.users.is_empty() {
             return Some(true);
         }
-        if io.owner.is_none() {
-            return Some(false);
-        }
-        let row = owner?.activity.as_ref()?;
+        let row = person?.activity.as_ref()?;
         let is_among = |wanted: &[String], found: &Option<String>| {
             wanted.is_empty() || found.as_ref().is_some_and(|found| wanted.contains(found))
         };

@@ -40,8 +40,7 @@ impl Person {
 
     /// With `update_process_title` off the title has no number, and may be all that is known.
     fn is_io_worker(&self) -> bool {
-        let in_view = self.activity.as_ref().and_then(|row| row.backend_type.as_deref());
-        in_view.or(self.title_type.as_deref()) == Some(IO_WORKER)
+        self.backend_type() == Some(IO_WORKER)
     }
 }
 

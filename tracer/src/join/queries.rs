@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{
     Join,
     executions::{EndedProcess, QueryReads, Run},
+    people::Person,
 };
 use crate::model::aggregate::Incarnation;
 
@@ -124,7 +125,7 @@ impl Join {
         if let Some(sum) = self.sessions.0.get_mut(&process) {
             sum.executions = self.executions.count(process);
         }
-        let leader = self.people.get(process).and_then(super::people::Person::leader);
+        let leader = self.people.get(process).and_then(Person::leader);
         let leader = leader.and_then(|leader| self.people.outer(leader)).map(|pid| self.people.current(pid));
         let EndedProcess { runs, no_query, unknown } = self.executions.end(process, leader);
         for run in runs {
@@ -145,9 +146,7 @@ impl Join {
     fn who(&self, process: Incarnation) -> (Option<String>, Option<String>) {
         let person = self.people.get(process);
         let row = person.and_then(|person| person.activity.as_ref());
-        let backend_type = row
-            .and_then(|row| row.backend_type.clone())
-            .or_else(|| person.and_then(|person| person.title_type.clone()));
+        let backend_type = person.and_then(Person::backend_type).map(str::to_owned);
         (row.and_then(|row| row.database.clone()), backend_type)
     }
 }

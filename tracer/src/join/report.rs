@@ -298,9 +298,9 @@ fn backends(join: &Join, known: Known) -> Vec<Backend> {
         let leader = person.leader();
         Backend {
             pid: incarnation.pid.0,
-            backend_type: row
-                .and_then(|row| row.backend_type.clone())
-                .or_else(|| person.title_type.clone())
+            backend_type: person
+                .backend_type()
+                .map(str::to_owned)
                 .or_else(|| (incarnation.pid == join.server.postmaster).then(|| "postmaster".to_owned())),
             leader_pid: leader.map(|leader| join.people.outer(leader).map_or(leader.0, |pid| pid.0)),
             database: row.and_then(|row| row.database.clone()),

@@ -300,7 +300,6 @@ impl Waits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::io::{QueryOf, Sighting, Subject, Timing};
 
     const OWNER: Pid = Pid(1);
     const OTHER: Pid = Pid(2);
@@ -313,30 +312,14 @@ mod tests {
         let (from, to) = (start_ms * MS + MS, end_ms * MS - MS);
         spans.device.add(from, to);
         spans.block_layer.add(spans.first_queued_ns, to);
-        let timing = Timing {
-            start_ns: start_ms * MS,
-            end_ns: end_ms * MS,
-            spans: Some(Box::new(spans)),
-            ..Timing::default()
-        };
         let (executor, executor_kind) = match method {
             Method::Worker => (WORKER, Executor::IoWorker),
             Method::IoUring => (owner, Executor::IouWrk),
             Method::Sync => (owner, Executor::Owner),
         };
-        Io {
-            owner: Some(owner),
-            executor,
-            executor_kind,
-            method,
-            subject: Subject::Unknown,
-            blocks: 1,
-            bytes: 8192,
-            is_queue_full_fallback: false,
-            sighting: Sighting::None,
-            query: QueryOf::default(),
-            timing,
-        }
+        let mut io = Io { executor, executor_kind, method, ..Io::example(owner, start_ms * MS, end_ms * MS) };
+        io.timing.spans = Some(Box::new(spans));
+        io
     }
 
     fn sampled(waits: &mut Waits, process: Pid, event: &str, at_ms: u64) {

@@ -85,28 +85,13 @@ fn woken(held: Held, wait: &WaitRecord) -> Io {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        model::io::{Executor, Method, QueryOf, Sighting, Subject, Timing},
-        server::Pid,
-    };
+    use crate::{model::io::Method, server::Pid};
 
     const OWNER: Incarnation = Incarnation { pid: Pid(1), number: 0 };
     const OTHER: Incarnation = Incarnation { pid: Pid(2), number: 0 };
 
     fn io(start_ns: u64, end_ns: u64) -> Io {
-        Io {
-            owner: Some(OWNER.pid),
-            executor: Pid(9),
-            executor_kind: Executor::IoWorker,
-            method: Method::Worker,
-            subject: Subject::Unknown,
-            blocks: 1,
-            bytes: 8192,
-            is_queue_full_fallback: false,
-            sighting: Sighting::None,
-            query: QueryOf::default(),
-            timing: Timing { start_ns, end_ns, ..Timing::default() },
-        }
+        Io { method: Method::Worker, ..Io::example(OWNER.pid, start_ns, end_ns) }
     }
 
     fn wait(start_ns: u64, end_ns: u64, awaited: Use) -> WaitRecord {

@@ -175,6 +175,26 @@ pub struct Io {
     pub timing: Timing,
 }
 
+#[cfg(test)]
+impl Io {
+    /// A read of a block by the process itself that wanted it, in so many nanoseconds, for tests.
+    pub(crate) fn example(owner: Pid, start_ns: u64, end_ns: u64) -> Self {
+        Self {
+            owner: Some(owner),
+            executor: owner,
+            executor_kind: Executor::Owner,
+            method: Method::Sync,
+            subject: Subject::Unknown,
+            blocks: 1,
+            bytes: 8192,
+            is_queue_full_fallback: false,
+            sighting: Sighting::None,
+            query: QueryOf::default(),
+            timing: Timing { start_ns, end_ns, ..Timing::default() },
+        }
+    }
+}
+
 /// What a read's record says of the query that wanted it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Sighting {

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use super::printable::printable;
 use super::table::{Column, known, write_table};
+use super::text::{latency, name};
 use crate::model::{Doing, Query, QueryCertainty, QueryKind, Session, StatReport, Wait};
 use crate::units;
 
@@ -38,9 +39,9 @@ const QUERIES: [Column<Query>; 14] = [
     Column::figure("READS", |query| units::count(query.io.reads)),
     Column::figure("CERTAIN", certain),
     Column::figure("SIZE", |query| units::size(query.io.bytes)),
-    Column::figure("P50", |query| known(query.io.latency_us.map(|dist| units::duration(dist.p50)))),
-    Column::figure("P99", |query| known(query.io.latency_us.map(|dist| units::duration(dist.p99)))),
-    Column::figure("TOTAL", |query| known(query.io.latency_us.map(|dist| units::duration(dist.sum)))),
+    Column::figure("P50", |query| latency(&query.io, |dist| dist.p50)),
+    Column::figure("P99", |query| latency(&query.io, |dist| dist.p99)),
+    Column::figure("TOTAL", |query| latency(&query.io, |dist| dist.sum)),
     Column::figure("FROM DEVICE", from_device),
     Column::figure("EXPOSED", |query| known(query.io.exposed_us.map(units::duration))),
     Column::figure("HIDDEN", |query| known(query.io.hidden_us.map(units::duration))),
@@ -161,10 +162,6 @@ fn of_others(wait: &Wait) -> String {
 
 fn pids(pids: &[u32]) -> String {
     pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn name(name: Option<&str>) -> String {
-    known(name.filter(|name| !name.is_empty()).map(|name| printable(name).into_owned()))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::{
     cli::Filter,
     model::{
         PgStatIoRow,
-        io::{Executor, Fork, Method, QueryOf, RelationFork, Sighting, Timing},
+        io::{Fork, RelationFork},
     },
     server::{
         InnerPid, Pid,
@@ -63,19 +63,7 @@ fn add(join: &mut Join, owner: Option<Pid>, reads: u64) {
             fork: Fork::Main,
             temporary: false,
         });
-        let io = Io {
-            owner,
-            executor: owner.unwrap_or(Pid(1)),
-            executor_kind: Executor::Owner,
-            method: Method::Sync,
-            subject,
-            blocks: 1,
-            bytes: BLOCK,
-            is_queue_full_fallback: false,
-            sighting: Sighting::None,
-            query: QueryOf::default(),
-            timing: Timing { start_ns: number, end_ns: number + 1_000, ..Timing::default() },
-        };
+        let io = Io { owner, subject, bytes: BLOCK, ..Io::example(Pid(1), number, number + 1_000) };
         let owner = owner.map(|owner| join.people.current(owner));
         join.pg_stats.add(&io, owner, true);
     }
